@@ -1,0 +1,46 @@
+"""Checkpoints: one safetensors file, written aside and renamed, so that it is whole or absent."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import SettingError
+
+_FORMAT = "fedlamb-checkpoint/1"
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Writes tensors and JSON-able facts; a crash at any moment leaves the old file or the new."""
+    seen: set[int] = set()
+    stored: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        # A file holds each tensor by itself, even where two share memory.
+        stored[name] = tensor.clone() if place in seen else tensor.contiguous()
+        seen.add(place)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(stored, aside, metadata={"format": _FORMAT, "facts": json.dumps(facts)})
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a checkpoint."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            if facts.get("format") != _FORMAT:
+                raise SettingError("checkpoint", str(path), f"must be a {_FORMAT} file")
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(facts["facts"])  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise SettingError("checkpoint", str(path), f"cannot be read; {error}") from error

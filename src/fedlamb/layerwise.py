@@ -1,0 +1,62 @@
+"""Layer-wise scaling, the paper's Eq. (3): each layer moves by the same share of its own norm."""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .trees import Scalar, Tree
+
+Layers = Literal["tensor", "module"] | Callable[[str], Hashable]
+"""What a layer is: a parameter tensor, a module (weight and bias together), or name -> group."""
+
+
+def groups(names: Iterable[str], layers: Layers) -> list[list[str]]:
+    """The parameter names of each layer, in the order in which they first appear."""
+    if layers == "tensor":
+        return [[name] for name in names]
+    of = _module_of if layers == "module" else layers
+    found: dict[Hashable, list[str]] = {}
+    for name in names:
+        found.setdefault(of(name), []).append(name)
+    return list(found.values())
+
+
+def layerwise_update(
+    x: Tree,
+    psi: Tree,
+    lr: Scalar,
+    weight_decay: Scalar,
+    layers: Layers,
+    phi_min: Scalar,
+    phi_max: Scalar,
+) -> Tree:
+    """x[l] - lr * phi(|x[l]|) / |u| * u with u = psi[l] + weight_decay * x[l], for each layer l.
+
+    Norms are taken before the update. A layer with u = 0 is left as it is.
+    """
+    decays = isinstance(weight_decay, Tensor) or weight_decay != 0
+    u = {n: psi[n] + weight_decay * x[n] for n in x} if decays else psi
+    members = groups(x, layers)
+    x_norms = torch.stack([_norm(x, names) for names in members])
+    u_norms = torch.stack([_norm(u, names) for names in members])
+    scales = (lr * trust_ratio(x_norms, u_norms, phi_min, phi_max)).unbind()
+    # x's own order of names is kept, whatever the grouping.
+    scale_of = {n: scale for names, scale in zip(members, scales, strict=True) for n in names}
+    return {n: torch.addcmul(x[n], scale_of[n], u[n], value=-1) for n in x}
+
+
+def trust_ratio(x_norm: Tensor, u_norm: Tensor, phi_min: Scalar, phi_max: Scalar) -> Tensor:
+    """phi(|x|) / |u| with phi(z) = clip(z, phi_min, phi_max); 0 where |u| is 0."""
+    phi = torch.clamp(x_norm, min=phi_min, max=phi_max)  # type: ignore[arg-type]
+    return torch.where(u_norm == 0, 0, phi / u_norm)
+
+
+def _norm(tree: Tree, names: list[str]) -> Tensor:
+    norms: list[Tensor] = [torch.linalg.vector_norm(tree[name]) for name in names]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,60 @@
+"""Who takes part and which rows each local step sees: a pure function of (seed, round, client).
+
+Nothing here keeps state or touches a global generator, so any process, on any machine, can
+rebuild exactly the batches of any client in any round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# One stream per purpose, so that a draw for one never shifts another.
+_COHORT, _BATCHES, _MODEL = range(3)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The schedule of a whole run.
+
+    `clients[i]` are the rows of client i; `fraction` of the clients take part in a round, drawn
+    uniformly without replacement; each goes `epochs` times through its rows in a fresh order,
+    in batches of `batch_size`, the last of which may be smaller.
+    """
+
+    clients: Sequence[Tensor]
+    fraction: float
+    batch_size: int
+    epochs: int
+    seed: int
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients of this round, in ascending order: max(1, floor(fraction * n)) of them."""
+        n = len(self.clients)
+        # The tolerance undoes the rounding of products such as 0.29 * 100 = 28.999999999999996.
+        k = max(1, int(self.fraction * n + 1e-9))
+        drawn = self._generator(_COHORT, round).choice(n, size=k, replace=False)
+        return sorted(int(i) for i in drawn)
+
+    def rows(self, round: int, client: int) -> Tensor:
+        """All rows that the client holds in this round."""
+        return self.clients[client]
+
+    def batches(self, round: int, client: int) -> list[Tensor]:
+        """The rows of each local step, in order."""
+        rows = self.rows(round, client)
+        draw = self._generator(_BATCHES, round, client)
+        found: list[Tensor] = []
+        for _ in range(self.epochs):
+            order = torch.from_numpy(draw.permutation(len(rows))).to(rows.device)
+            found += torch.split(rows[order], self.batch_size)
+        return found
+
+    def model_seed(self, round: int, client: int) -> int:
+        """The seed for random layers, such as dropout, in this client's round."""
+        return int(self._generator(_MODEL, round, client).integers(2**63))
+
+    def _generator(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *key])

@@ -1,0 +1,142 @@
+"""The loop executor: clients one after another, any model, memory of one client."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithm import AnyAlgorithm
+from ..local_round import Outcome, local_round
+from ..plan import Plan
+from ..tasks.task import Task
+from ..trees import Tree, add, add_scaled, tree_map, zeros_like
+from .allocator import keep_freed_memory
+from .client_store import ClientStore
+from .running_mean import RunningMean
+
+_CHUNK = 1024  # rows at a time in a full gradient
+
+
+class Upload(NamedTuple):
+    """What one client sends, and the mean over the cohort: only ever averaged."""
+
+    report: Any
+    buffers: Tree
+    """The change of the floating buffers."""
+    loss: Tree
+
+
+class Collected(NamedTuple):
+    """A finished round of the cohort: everything that the server and the store need."""
+
+    report: Any
+    buffers: Tree
+    loss: float
+    states: dict[int, Any]
+
+
+class Loop:
+    """Runs a cohort client by client, with plain autograd on one copy of the model."""
+
+    def __init__(
+        self, algorithm: AnyAlgorithm, task: Task, plan: Plan, weighting: str, store: ClientStore
+    ) -> None:
+        keep_freed_memory()
+        self.algorithm, self.plan, self.store = algorithm, plan, store
+        self.weighting = weighting
+        self.gradients = Autograd(task)
+
+    def run(self, round: int, sent: Any, buffers: Tree) -> Collected:
+        """One round of the plan's cohort; changes nothing but what it returns."""
+        averaged = {name: b for name, b in buffers.items() if b.is_floating_point()}
+        counters = {name: b for name, b in buffers.items() if name not in averaged}
+        mean = RunningMean()
+        states: dict[int, Any] = {}
+        with torch.no_grad(), torch.random.fork_rng():
+            for client in self.plan.cohort(round):
+                try:
+                    outcome = self._local_round(round, client, sent, buffers)
+                except Exception as error:
+                    error.add_note(f"in the local round of client {client}, round {round}")
+                    raise
+                states[client] = outcome.client
+                change = tree_map(torch.sub, {n: outcome.buffers[n] for n in averaged}, averaged)
+                upload = Upload(outcome.report, change, {"loss": outcome.loss})
+                weighs = self.weighting == "examples"
+                mean.add(upload, len(self.plan.rows(round, client)) if weighs else 1)
+                counters = {n: torch.maximum(c, outcome.buffers[n]) for n, c in counters.items()}
+            moved = {**add(averaged, mean.value.buffers), **counters}
+        buffers = {name: moved[name] for name in buffers}
+        return Collected(mean.value.report, buffers, float(mean.value.loss["loss"]), states)
+
+    def _local_round(self, round: int, client: int, sent: Any, buffers: Tree) -> Outcome:
+        torch.manual_seed(self.plan.model_seed(round, client))
+        return local_round(
+            self.algorithm,
+            self.gradients,
+            self.store.state(client),
+            sent,
+            buffers,
+            self.plan.rows(round, client),
+            self.plan.batches(round, client),
+        )
+
+
+class Autograd:
+    """Gradients by plain autograd on one private copy of the model.
+
+    Parameters are put into the model by reference, buffers by a copy, since training mode
+    changes them in place.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.model = copy.deepcopy(task.model)
+        self.loss = task.loss
+        self.x, self.y = task.train
+        self._parameters = dict(self.model.named_parameters())
+        self._trained = [self._parameters[name] for name in task.params]
+        self._owners = {name: _owner(self.model, name) for name in task.buffers}
+        self._training: bool | None = None
+
+    def minibatch(self, params: Tree, buffers: Tree, rows: Tensor) -> tuple[Tree, Tree, Tensor]:
+        self._mode(training=True)
+        now = self._load(buffers)
+        gradient, loss = self._gradient(params, rows)
+        return gradient, now, loss
+
+    def full(self, params: Tree, buffers: Tree, rows: Tensor) -> Tree:
+        self._mode(training=False)
+        self._load(buffers)
+        total = zeros_like(params)
+        for chunk in torch.split(rows, _CHUNK):
+            gradient, _ = self._gradient(params, chunk)
+            total = add_scaled(total, len(chunk) / len(rows), gradient)
+        return total
+
+    def _gradient(self, params: Tree, rows: Tensor) -> tuple[Tree, Tensor]:
+        for parameter, value in zip(self._trained, params.values(), strict=True):
+            parameter.data = value
+        x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
+        with torch.enable_grad():
+            loss = self.loss(self.model(x), y)
+            gradient = torch.autograd.grad(
+                loss, self._trained, allow_unused=True, materialize_grads=True
+            )
+        return dict(zip(params, gradient, strict=True)), loss.detach()
+
+    def _load(self, buffers: Tree) -> Tree:
+        now = {name: b.clone() for name, b in buffers.items()}
+        for name, (module, attribute) in self._owners.items():
+            module._buffers[attribute] = now[name]
+        return now
+
+    def _mode(self, training: bool) -> None:
+        if self._training is not training:
+            self.model.train(training)
+            self._training = training
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return model.get_submodule(path), attribute

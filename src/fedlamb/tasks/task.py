@@ -1,0 +1,166 @@
+"""What is learnt: a model, a loss, data and metrics. Knows nothing of federation."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import SettingError
+from ..trees import Tree, detached
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> the mean over the examples, a scalar."""
+
+_CHUNK = 1024  # rows at a time wherever all of the data are passed through the model
+
+
+class Task:
+    """A model with its training and test data.
+
+    model: any `nn.Module`; it is copied, never changed, and its parameters are the start.
+    train, test: pairs (inputs, targets) of tensors or arrays, first axis = examples. They are
+        moved to the model's device, and floating inputs are cast to its dtype.
+    loss: mean over the examples; by default cross-entropy for whole-number targets and mean
+        squared error for floating ones.
+    metrics: name -> a function like a loss, reported on the test data as `test_NAME`, beside
+        `test_loss`; by default the accuracy for whole-number targets.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: tuple[Any, Any],
+        test: tuple[Any, Any],
+        loss: Loss | None = None,
+        metrics: Mapping[str, Loss] | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise SettingError("model", type(model).__name__, "must be a torch.nn.Module")
+        self.model = copy.deepcopy(model)
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise SettingError(
+                "model", type(model).__name__, "has no parameters to train; it needs at least one"
+            )
+        self.params: Tree = detached(trained)
+        kept = self.model.state_dict(keep_vars=True)
+        self.buffers: Tree = detached({n: b for n, b in self.model.named_buffers() if n in kept})
+        like = next(iter(self.params.values()))
+        self.train = _pair("train", train, like)
+        self.test = _pair("test", test, like)
+        classifies = not self.train[1].is_floating_point()
+        self.loss: Loss = loss or (
+            nn.functional.cross_entropy if classifies else nn.functional.mse_loss
+        )
+        self.metrics: Mapping[str, Loss] = (
+            metrics if metrics is not None else {"accuracy": accuracy} if classifies else {}
+        )
+        self._check_fit(labels=classifies and loss is None)
+
+    def evaluate(self, params: Tree, buffers: Tree) -> dict[str, float]:
+        """The loss and every metric on the test data, means over the examples."""
+        measured = {"loss": self.loss, **self.metrics}
+        totals = dict.fromkeys(measured, 0.0)
+        x, y = self.test
+        self.model.eval()
+        with torch.no_grad():
+            for inputs, targets in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
+                outputs = functional_call(self.model, {**params, **buffers}, (inputs,))
+                for name, function in measured.items():
+                    totals[name] += float(function(outputs, targets)) * len(targets)
+        return {f"test_{name}": total / len(y) for name, total in totals.items()}
+
+    def model_with(self, params: Tree, buffers: Tree) -> nn.Module:
+        """A copy of the model that holds these parameters and buffers."""
+        model = copy.deepcopy(self.model)
+        model.load_state_dict({**params, **buffers}, strict=False)
+        return model
+
+    def _check_fit(self, labels: bool) -> None:
+        """One small pass, so that a model that does not fit the data is told at once."""
+        (x, y), (xt, yt) = self.train, self.test
+        if x.shape[1:] != xt.shape[1:] or y.shape[1:] != yt.shape[1:]:
+            raise SettingError(
+                "test",
+                f"inputs {_example(xt)}, targets {_example(yt)} each",
+                f"must have the shapes of train: inputs {_example(x)}, targets {_example(y)} each",
+            )
+        name = type(self.model).__name__
+        fits = f"must fit inputs of shape {_example(x)} and targets of shape {_example(y)} each"
+        self.model.eval()
+        with torch.no_grad():
+            try:
+                outputs = self.model(x[:2])
+            except Exception as error:
+                raise SettingError("model", name, f"{fits}; {error}") from error
+            if labels and outputs.dim() > 1:
+                _check_labels("train", y, outputs.shape[1])
+                _check_labels("test", yt, outputs.shape[1])
+            if self.loss is nn.functional.mse_loss and outputs.shape != y[:2].shape:
+                raise SettingError("model", name, f"{fits}; its outputs are {_example(outputs)}")
+            try:
+                value = self.loss(outputs, y[:2])
+            except Exception as error:
+                raise SettingError("loss", _name(self.loss), f"{fits}; {error}") from error
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            raise SettingError(
+                "loss", _name(self.loss), "must return a scalar tensor, the mean over the examples"
+            )
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of examples whose largest output is the target."""
+    return (outputs.argmax(dim=1) == targets).double().mean()
+
+
+def _pair(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        x, y = (torch.as_tensor(part) for part in pair)
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            name, type(pair).__name__, f"must be a pair (inputs, targets) of tensors; {error}"
+        ) from error
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
+        raise SettingError(
+            name,
+            f"inputs {tuple(x.shape)}, targets {tuple(y.shape)}",
+            "must hold one target for each input, and at least one",
+        )
+    for part, tensor in (("inputs", x), ("targets", y)):
+        if tensor.is_floating_point():
+            bad = ~torch.isfinite(tensor).reshape(len(tensor), -1).all(dim=1)
+            if bad.any():
+                row = int(bad.nonzero()[0])
+                raise SettingError(
+                    f"{name} {part}",
+                    f"{int(bad.sum())} rows with NaN or infinity",
+                    f"must be finite numbers; the first bad row is {row}",
+                )
+    return _to(x, like), _to(y, like)
+
+
+def _to(data: Tensor, like: Tensor) -> Tensor:
+    """On the device of `like`, and of its dtype where floating; whole numbers stay whole."""
+    dtype = like.dtype if data.is_floating_point() else data.dtype
+    return data.detach().to(device=like.device, dtype=dtype).contiguous()
+
+
+def _check_labels(name: str, labels: Tensor, classes: int) -> None:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise SettingError(
+            f"{name} targets",
+            f"labels from {low} to {high}",
+            f"must lie from 0 to {classes - 1}, since the model has {classes} outputs",
+        )
+
+
+def _example(data: Tensor) -> tuple[int, ...]:
+    return tuple(data.shape[1:])
+
+
+def _name(function: Loss) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,1 @@
+"""NumPy references for the six methods, written from the specification alone."""
