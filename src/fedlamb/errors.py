@@ -9,7 +9,11 @@ class SettingError(ValueError):
 
     def __init__(self, setting: str, value: object, right: str) -> None:
         super().__init__(f"{setting} = {_short(value)}: {right}")
-        self.setting = setting
+        self.setting, self.value, self.right = setting, value, right
+
+    def under(self, section: str) -> "SettingError":
+        """The same error for a setting that lies in a section."""
+        return SettingError(f"{section}.{self.setting}", self.value, self.right)
 
 
 def unknown_name(setting: str, value: object, known: Iterable[str]) -> SettingError:
@@ -17,7 +21,23 @@ def unknown_name(setting: str, value: object, known: Iterable[str]) -> SettingEr
     names = list(known)
     near = get_close_matches(str(value), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return SettingError(setting, value, f"{hint}known are {', '.join(names)}")
+    return SettingError(setting, value, f"is unknown; {hint}known are {', '.join(names)}")
+
+
+def unknown_key(section: str, key: str, value: object, known: Iterable[str]) -> SettingError:
+    """The error for a setting that does not exist; suggests the nearest one."""
+    names = list(known)
+    near = get_close_matches(key, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    where = f"[{section}]" if section else "the settings"
+    name = f"{section}.{key}" if section else key
+    return SettingError(
+        name, value, f"is no setting; {hint}{where} {_takes(where)} {', '.join(names)}"
+    )
+
+
+def _takes(where: str) -> str:
+    return "takes" if where.startswith("[") else "take"
 
 
 def _short(value: object, limit: int = 80) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from . import trees
 from .trees import Scalar, Tree
 
 Layers = Literal["tensor", "module"] | Callable[[str], Hashable]
@@ -37,14 +38,12 @@ def layerwise_update(
     Norms are taken before the update. A layer with u = 0 is left as it is.
     """
     decays = isinstance(weight_decay, Tensor) or weight_decay != 0
-    u = {n: psi[n] + weight_decay * x[n] for n in x} if decays else psi
+    u = trees.add_scaled(psi, weight_decay, x) if decays else psi
     members = groups(x, layers)
-    x_norms = torch.stack([_norm(x, names) for names in members])
-    u_norms = torch.stack([_norm(u, names) for names in members])
-    scales = (lr * trust_ratio(x_norms, u_norms, phi_min, phi_max)).unbind()
-    # x's own order of names is kept, whatever the grouping.
+    ratios = trust_ratio(_norms(x, members), _norms(u, members), phi_min, phi_max)
+    scales = (ratios * -lr).unbind()
     scale_of = {n: scale for names, scale in zip(members, scales, strict=True) for n in names}
-    return {n: torch.addcmul(x[n], scale_of[n], u[n], value=-1) for n in x}
+    return trees.add_each_scaled(x, scale_of, u)
 
 
 def trust_ratio(x_norm: Tensor, u_norm: Tensor, phi_min: Scalar, phi_max: Scalar) -> Tensor:
@@ -53,9 +52,13 @@ def trust_ratio(x_norm: Tensor, u_norm: Tensor, phi_min: Scalar, phi_max: Scalar
     return torch.where(u_norm == 0, 0, phi / u_norm)
 
 
-def _norm(tree: Tree, names: list[str]) -> Tensor:
-    norms: list[Tensor] = [torch.linalg.vector_norm(tree[name]) for name in names]
-    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+def _norms(tree: Tree, members: list[list[str]]) -> Tensor:
+    """The norm of each layer, as one vector."""
+    of = trees.norms(tree)
+    layers = [[of[name] for name in names] for names in members]
+    return torch.stack(
+        [norms[0] if len(norms) == 1 else torch.stack(norms).norm() for norms in layers]
+    )
 
 
 def _module_of(name: str) -> str:

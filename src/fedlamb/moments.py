@@ -3,14 +3,14 @@
 No bias correction anywhere, as in the paper.
 """
 
-from .trees import Scalar, Tree, tree_map
+from .trees import Scalar, Tree, lerp, lerp_square
 
 
 def ema(mean: Tree, value: Tree, beta: Scalar) -> Tree:
     """beta * mean + (1 - beta) * value"""
-    return tree_map(lambda a, b: a.lerp(b, 1 - beta), mean, value)
+    return lerp(mean, value, 1 - beta)
 
 
 def ema_of_square(mean: Tree, value: Tree, beta: Scalar) -> Tree:
     """beta * mean + (1 - beta) * value^2"""
-    return tree_map(lambda a, b: a.lerp(b * b, 1 - beta), mean, value)
+    return lerp_square(mean, value, 1 - beta)

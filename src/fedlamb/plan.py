@@ -54,7 +54,8 @@ class Plan:
 
     def model_seed(self, round: int, client: int) -> int:
         """The seed for random layers, such as dropout, in this client's round."""
-        return int(self._generator(_MODEL, round, client).integers(2**63))
+        key = np.random.SeedSequence([self.seed, _MODEL, round, client])
+        return int(key.generate_state(1, np.uint64)[0])
 
     def _generator(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *key])

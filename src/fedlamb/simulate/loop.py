@@ -1,6 +1,7 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ class Loop:
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting = weighting
         self.gradients = Autograd(task)
+        self._device = task.train[0].device
 
     def run(self, round: int, sent: Any, buffers: Tree) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
@@ -53,7 +55,7 @@ class Loop:
         counters = {name: b for name, b in buffers.items() if name not in averaged}
         mean = RunningMean()
         states: dict[int, Any] = {}
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), _own_random_state(self._device):
             for client in self.plan.cohort(round):
                 try:
                     outcome = self._local_round(round, client, sent, buffers)
@@ -71,7 +73,7 @@ class Loop:
         return Collected(mean.value.report, buffers, float(mean.value.loss["loss"]), states)
 
     def _local_round(self, round: int, client: int, sent: Any, buffers: Tree) -> Outcome:
-        torch.manual_seed(self.plan.model_seed(round, client))
+        _generator(self._device).manual_seed(self.plan.model_seed(round, client))
         return local_round(
             self.algorithm,
             self.gradients,
@@ -81,6 +83,18 @@ class Loop:
             self.plan.rows(round, client),
             self.plan.batches(round, client),
         )
+
+
+def _own_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Leaves the global generators as they were."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The generator that random layers on this device draw from."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index]
+    return torch.default_generator
 
 
 class Autograd:

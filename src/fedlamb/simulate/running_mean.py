@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import torch
+from .. import trees
 
 
 class RunningMean:
@@ -22,5 +22,5 @@ class RunningMean:
 
 def _lerp(mean: Any, new: Any, share: float) -> Any:
     if isinstance(mean, dict):
-        return {name: torch.lerp(mean[name], new[name], share) for name in mean}
+        return trees.lerp(mean, new, share)
     return type(mean)(*(_lerp(a, b, share) for a, b in zip(mean, new, strict=True)))

@@ -1,0 +1,286 @@
+"""The command `fedlamb`."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import __version__
+from .algorithms import ALGORITHMS
+from .errors import SettingError, unknown_name
+from .experiment import Experiment, build_run, load_experiment, presets, validate
+from .records import RunFolder, Status, Summary, conduct, read_metrics, summary_of, write_json
+from .report import page
+from .report.table import headings, percent, rows
+from .simulate.fit import Round
+
+console = Console(highlight=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Layer-wise adaptive federated learning: Fed-LAMB, Mime-LAMB and the methods beside them."
+    f"\n\nMethods: {', '.join(ALGORITHMS)}. Presets: {', '.join(presets())}.",
+)
+
+Preset = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        "-p",
+        help="A preset's name, or a settings file (.toml, or a run's settings.json).",
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Change one setting, for example federation.rounds=20; may be repeated.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The run folder; by default a new one under runs/."),
+]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder made by run or compare.")]
+
+
+@app.command()
+def compare(
+    preset: Preset = "digits",
+    methods: Annotated[
+        str, typer.Option("--methods", "-m", help="Comma-separated; by default all in the preset.")
+    ] = "",
+    changes: Changes = None,
+    out: Out = None,
+) -> None:
+    """Run several methods side by side: same data, start, cohorts and batches.
+
+    Shows progress, prints a table, and writes a run folder with report.html. Ctrl-C ends after
+    the round with everything saved; `fedlamb resume` goes on to the same bits.
+
+    Example: fedlamb compare -m fed-lamb,fed-ams -s algorithms.fed-ams.lr=0.003
+    """
+    experiment = load_experiment(preset, changes or ())
+    if methods:
+        experiment = _select(experiment, [name.strip() for name in methods.split(",")])
+    _start(experiment, out or _new_folder(preset, "compare"))
+
+
+@app.command()
+def run(
+    method: Annotated[
+        str, typer.Option("--method", "-m", help=f"One of {', '.join(ALGORITHMS)}.")
+    ] = "fed-lamb",
+    preset: Preset = "digits",
+    changes: Changes = None,
+    out: Out = None,
+) -> None:
+    """Run one method. Its hyper-parameters may be set as algorithm.KEY.
+
+    Example: fedlamb run -m fed-lamb -s algorithm.lr=0.01 -s federation.rounds=20
+    """
+    if method not in ALGORITHMS:
+        raise unknown_name("method", method, ALGORITHMS)
+    own = f"algorithms.{method}."
+    renamed = [
+        own + c.removeprefix("algorithm.") if c.startswith("algorithm.") else c
+        for c in changes or ()
+    ]
+    experiment = load_experiment(preset, renamed).only(method)
+    _start(experiment, out or _new_folder(preset, method))
+
+
+@app.command()
+def resume(folder: Folder) -> None:
+    """Go on with a run that was interrupted or killed, to the same bits as an unbroken one."""
+    _carry_out(_experiment_of(folder), folder)
+
+
+@app.command()
+def report(folder: Folder) -> None:
+    """Draw report.html again and print the table, from the run folder alone."""
+    experiment = _experiment_of(folder)
+    _show(experiment, folder, _summaries(experiment, folder))
+
+
+def main() -> None:
+    """The entry point: bad input ends with one sentence and exit code 2."""
+    try:
+        app()
+    except SettingError as error:
+        _fail(str(error), code=2)
+    except OSError as error:
+        _fail(f"{error}; what was saved before is whole", code=1)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, highlight=False).print(f"fedlamb: {message}", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def _select(experiment: Experiment, methods: list[str]) -> Experiment:
+    for method in methods:
+        if method not in experiment.algorithms:
+            raise unknown_name("methods", method, experiment.algorithms)
+    chosen = {method: experiment.algorithms[method] for method in methods}
+    return experiment.model_copy(update={"algorithms": chosen})
+
+
+def _new_folder(preset: str, kind: str) -> Path:
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{Path(preset).stem}-{kind}-{stamp}"
+
+
+def _start(experiment: Experiment, folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(
+            "out", str(folder), "exists already; name a new folder, or go on with: fedlamb resume"
+        )
+    settings = experiment.complete()
+    # Everything that can be wrong with the settings is wrong before anything is written.
+    for method in experiment.algorithms:
+        build_run(experiment, method)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "settings.json", settings)
+    _carry_out(validate(settings), folder)
+
+
+def _carry_out(experiment: Experiment, folder: Path) -> None:
+    """Runs what is left of every method, then shows the results."""
+    summaries: list[Summary] = []
+    interrupted = False
+    if not page.available():
+        console.print("No report.html will be drawn: pip install 'fedlamb[report]' brings it.")
+    with _stop_after_round() as stop, _progress() as (begin, advance):
+        for method in experiment.algorithms:
+            alone = experiment.only(method)
+            place = RunFolder(_place(experiment, folder, method))
+            if not place.checkpoint.exists():
+                place.create(alone.complete())
+            federation = build_run(experiment, method)
+            begin(method, federation.rounds, len(place.metrics()))
+            status = conduct(federation, place, advance, stop)
+            summaries.append(place.summarise(method, status, experiment.target))
+            interrupted = status == "interrupted"
+            if interrupted:
+                break
+    _show(experiment, folder, summaries)
+    if interrupted:
+        console.print(f"Stopped after the round. Go on with: fedlamb resume {folder}")
+        raise typer.Exit(code=130)
+
+
+def _place(experiment: Experiment, folder: Path, method: str) -> Path:
+    """A single method lies in the folder itself, several lie side by side in it."""
+    return folder if len(experiment.algorithms) == 1 else folder / method
+
+
+def _experiment_of(folder: Path) -> Experiment:
+    path = folder / "settings.json"
+    if not path.is_file():
+        raise SettingError(
+            "RUN", str(folder), "must be a folder made by fedlamb run or compare (no settings.json)"
+        )
+    return load_experiment(str(path))
+
+
+def _summaries(experiment: Experiment, folder: Path) -> list[Summary]:
+    found = []
+    for method in experiment.algorithms:
+        place = _place(experiment, folder, method)
+        if (place / "metrics.jsonl").exists():
+            known = place / "summary.json"
+            status: Status = "interrupted"
+            if known.exists():
+                status = json.loads(known.read_text())["status"]
+            found.append(summary_of(method, status, experiment.target, read_metrics(place)))
+    return found
+
+
+def _show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None:
+    table = Table(title=experiment.title or None, title_justify="left")
+    for number, heading in enumerate(headings(experiment.target)):
+        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows(summaries):
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"Run folder: {folder}", soft_wrap=True)
+    if page.available():
+        metrics = {s.method: read_metrics(_place(experiment, folder, s.method)) for s in summaries}
+        page.write_page(folder / "report.html", experiment.complete(), metrics, summaries)
+        console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@contextmanager
+def _stop_after_round() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C or a termination signal stops after the round; a second Ctrl-C stops at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        console.print("Stopping after this round (Ctrl-C again stops at once) …")
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_Begin = Callable[[str, int, int], None]
+_Advance = Callable[[Round], None]
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[_Begin, _Advance]]:
+    """A live display on a terminal; elsewhere a line for every tenth of a run."""
+    bars = Progress(
+        TextColumn("{task.description:10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]:>8}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    name, total = "", 1
+
+    def begin(method: str, rounds: int, done: int) -> None:
+        nonlocal name, total
+        name, total = method, rounds
+        bars.add_task(method, total=rounds, completed=done, accuracy="")
+
+    def advance(done: Round) -> None:
+        accuracy = percent(done.metrics.get("test_accuracy"))
+        bars.update(bars.task_ids[-1], completed=done.number, accuracy=accuracy)
+        if not console.is_terminal and done.number % max(1, total // 10) == 0:
+            console.print(f"{name:10} round {done.number}/{total}  {accuracy}")
+
+    with bars:
+        yield begin, advance

@@ -1,0 +1,198 @@
+"""The run folder: it stands alone, and every figure can be redrawn from it.
+
+    settings.json            everything that decides the result, defaults written out
+    environment.json         versions and machine
+    metrics.jsonl            one line per finished round
+    checkpoint.safetensors   what the next round depends on
+    summary.json             best and final accuracy, rounds to target, traffic, time
+
+A round's line is written before its checkpoint, so a crash in between is seen as one line too
+many, which a resumed run removes: at most the round in flight is lost.
+"""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import torch
+
+from .errors import SettingError
+from .simulate.fit import Round, Run
+
+Status = Literal["finished", "interrupted", "diverged"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run in a row of a table."""
+
+    method: str
+    status: Status
+    rounds: int
+    best_accuracy: float | None
+    best_round: int | None
+    final_accuracy: float | None
+    target: float
+    rounds_to_target: int | None
+    uplink_bytes: int
+    downlink_bytes: int
+    seconds: float
+
+
+class RunFolder:
+    """One method's run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint.safetensors"
+        self._metrics = path / "metrics.jsonl"
+
+    def create(self, settings: dict[str, Any]) -> None:
+        """Makes the folder and writes what is known before the first round."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "settings.json", settings)
+        write_json(self.path / "environment.json", environment())
+        self._metrics.touch()
+
+    def append(self, done: Round) -> None:
+        """Writes a finished round's line."""
+        line = {
+            "round": done.number,
+            **{name: v if math.isfinite(v) else None for name, v in done.metrics.items()},
+            "uplink_bytes": done.uplink_bytes,
+            "downlink_bytes": done.downlink_bytes,
+            "seconds": round(done.seconds, 6),
+            "clients": done.clients,
+        }
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of all finished rounds."""
+        return read_metrics(self.path)
+
+    def keep_rounds(self, number: int) -> None:
+        """Drops lines past round `number`, and a line that a crash cut short."""
+        kept = self.metrics()[:number]
+        write_text(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def summarise(self, method: str, status: Status, target: float) -> Summary:
+        """Writes and returns the summary, made from the metrics alone."""
+        summary = summary_of(method, status, target, self.metrics())
+        write_json(self.path / "summary.json", asdict(summary))
+        return summary
+
+
+def conduct(
+    run: Run,
+    folder: RunFolder,
+    on_round: Callable[[Round], None],
+    stop: Callable[[], bool],
+) -> Status:
+    """Runs the remaining rounds, each saved before the next; `stop` ends after a round."""
+    with locked(folder.path):
+        if folder.checkpoint.exists():
+            run.restore(folder.checkpoint)
+        folder.keep_rounds(run.number)
+        while run.number < run.rounds and not run.diverged:
+            if stop():
+                return "interrupted"
+            done = next(run)
+            folder.append(done)
+            run.save(folder.checkpoint)
+            on_round(done)
+    return "diverged" if run.diverged else "finished"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's metrics; a last line that a crash cut short is left out."""
+    lines = []
+    for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def summary_of(method: str, status: Status, target: float, lines: list[dict[str, Any]]) -> Summary:
+    """The summary of these metrics; the earliest round counts where several are best."""
+    accuracies = {line["round"]: line["test_accuracy"] for line in lines}
+    best = max(accuracies, key=lambda r: accuracies[r], default=None)
+    return Summary(
+        method=method,
+        status=status,
+        rounds=len(lines),
+        best_accuracy=accuracies.get(best) if best else None,
+        best_round=best,
+        final_accuracy=lines[-1]["test_accuracy"] if lines else None,
+        target=target,
+        rounds_to_target=next((r for r, a in accuracies.items() if a >= target), None),
+        uplink_bytes=sum(line["uplink_bytes"] for line in lines),
+        downlink_bytes=sum(line["downlink_bytes"] for line in lines),
+        seconds=round(sum(line["seconds"] for line in lines), 3),
+    )
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the record."""
+    packages = ("fedlamb", "torch", "numpy", "safetensors", "pydantic")
+    return {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON; the file is whole or absent."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes aside, then renames."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time in a run folder."""
+    with (path / ".lock").open("w") as file:
+        try:
+            _lock(file)
+        except OSError as error:
+            raise SettingError(
+                "run folder", str(path), "is in use by another process; wait until it has ended"
+            ) from error
+        yield
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where a file that is open cannot be replaced anyway
+
+    def _lock(file: IO[str]) -> None: ...
+else:
+
+    def _lock(file: IO[str]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

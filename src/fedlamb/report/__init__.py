@@ -1,0 +1,1 @@
+"""Curves and tables of finished rounds, and one HTML page."""
