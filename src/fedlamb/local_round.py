@@ -46,9 +46,7 @@ def local_round(
 ) -> Outcome:
     """One client's round: begin, a step for each batch, end."""
     losses: list[Tensor] = []
-    local = algorithm.client_begin(
-        client, sent, full_grad_at=lambda x: gradients.full(x, buffers, rows)
-    )
+    local = algorithm.client_begin(client, sent, lambda x: gradients.full(x, buffers, rows))
     # Buffers travel beside the parameters: only the next step of the same client sees them.
     now = buffers
     for batch in batches:

@@ -1,0 +1,182 @@
+"""Batch norm, dropout, frozen and unused parameters inside a federation."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fedlamb as fl
+from fedlamb.wire import nbytes
+
+
+def build(*layers: nn.Module) -> nn.Module:
+    """The layers with a start of their own that touches no global generator."""
+    model = nn.Sequential(*layers).double()
+    draw = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=draw, dtype=torch.float64) / 2
+    return model
+
+
+@pytest.fixture(autouse=True)
+def layers_may_draw():
+    with torch.random.fork_rng():
+        yield
+
+
+def data():
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(24, 4, generator=draw).double(), torch.randint(3, (24,), generator=draw)
+
+
+def batch_norm_task() -> fl.Task:
+    return fl.Task(
+        build(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)), data(), data()
+    )
+
+
+CLIENTS = [list(range(8)), list(range(8, 14)), list(range(14, 24))]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_buffers_are_averaged_and_counters_take_the_largest(weighting):
+    """Against plain PyTorch: one client after another, each from the same start."""
+    task = batch_norm_task()
+    run = fl.fit(
+        fl.FedSGD(lr=0.1), task, clients=CLIENTS, rounds=1, batch_size=4, weighting=weighting
+    )
+    ends, steps = [], []
+    for client in range(3):
+        model = copy.deepcopy(task.model).train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = run.plan.batches(1, client)
+        for rows in batches:
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(task.train[0][rows]), task.train[1][rows]).backward()
+            optimiser.step()
+        ends.append(model.state_dict())
+        steps.append(len(batches))
+    next(run)
+    sizes = [8.0, 6.0, 10.0] if weighting == "examples" else [1.0, 1.0, 1.0]
+    weights = [size / sum(sizes) for size in sizes]
+    for name, value in {**run.params, **run.buffers}.items():
+        if value.is_floating_point():
+            mean = sum(w * end[name] for w, end in zip(weights, ends, strict=True))
+            assert torch.allclose(value, mean, rtol=0, atol=1e-12), name
+    assert run.buffers["1.num_batches_tracked"] == max(steps) == 3
+    assert run.buffers["1.num_batches_tracked"].dtype == torch.int64
+
+
+def test_buffers_are_counted_as_traffic_in_their_own_type():
+    task = batch_norm_task()
+    done = next(fl.fit(fl.FedSGD(lr=0.1), task, clients=CLIENTS, rounds=1))
+    beside = 2 * 5 * 8 + 8  # mean and variance of five channels, one counter
+    assert nbytes(task.buffers) == beside
+    assert done.uplink_bytes == done.downlink_bytes == 3 * (nbytes(task.params) + beside)
+
+
+def test_buffers_resume_to_the_same_bits(tmp_path):
+    def start():
+        return fl.fit(fl.MimeLAMB(lr=0.02), batch_norm_task(), clients=CLIENTS, rounds=4)
+
+    whole, first, second = start(), start(), start()
+    list(whole)
+    next(first)
+    first.save(tmp_path / "c")
+    second.restore(tmp_path / "c")
+    list(second)
+    for name, value in whole.buffers.items():
+        assert torch.equal(value, second.buffers[name])
+
+
+def test_full_gradient_is_exact_whatever_the_chunks_and_leaves_buffers_alone(monkeypatch):
+    task = batch_norm_task()
+    run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=1)
+    rows = torch.arange(24)
+    whole = run._executor.gradients.full(task.params, task.buffers, rows)
+    monkeypatch.setattr("fedlamb.simulate.loop._CHUNK", 5)
+    before = {n: b.clone() for n, b in task.buffers.items()}
+    parts = run._executor.gradients.full(task.params, task.buffers, rows)
+    model = copy.deepcopy(task.model).eval()
+    nn.functional.cross_entropy(model(task.train[0]), task.train[1]).backward()
+    for name, p in model.named_parameters():
+        assert torch.allclose(whole[name], p.grad, rtol=0, atol=1e-12)
+        assert torch.allclose(parts[name], p.grad, rtol=0, atol=1e-12)
+    assert all(torch.equal(before[n], b) for n, b in task.buffers.items())
+
+
+def test_dropout_is_drawn_from_the_plan():
+    model = build(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 3))
+    task = fl.Task(model, data(), data())
+
+    def after(seed):
+        run = fl.fit(fl.FedSGD(lr=0.1), task, clients=CLIENTS, rounds=2, batch_size=24, seed=seed)
+        list(run)
+        return run.params["0.weight"]
+
+    one = after(0)
+    torch.rand(5)  # whatever the caller draws
+    assert torch.equal(one, after(0))
+    # With full batches and all clients, only dropout can make the seeds differ.
+    assert not torch.allclose(one, after(1), atol=1e-6)
+
+
+def test_dropout_is_off_in_mime_s_full_gradient():
+    model = build(nn.Linear(4, 20), nn.Dropout(0.5), nn.Linear(20, 3))
+    task = fl.Task(model, data(), data())
+    run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=1)
+    gradients = run._executor.gradients
+    one = gradients.full(task.params, {}, torch.arange(24))
+    two = gradients.full(task.params, {}, torch.arange(24))
+    assert all(torch.equal(one[n], two[n]) for n in one)
+
+
+def test_frozen_parameters_stay_and_do_not_travel():
+    model = build(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].weight.requires_grad_(False)
+    task = fl.Task(model, data(), data())
+    assert list(task.params) == ["0.bias", "2.weight", "2.bias"]
+    run = fl.fit(fl.FedLAMB(lr=0.05), task, clients=CLIENTS, rounds=3)
+    list(run)
+    assert torch.equal(run.model()[0].weight, model[0].weight)
+    assert not torch.equal(run.model()[2].weight, model[2].weight)
+
+
+def test_a_parameter_that_the_loss_does_not_reach_stays():
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = build(nn.Linear(4, 3))
+            self.idle = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.used(x)
+
+    task = fl.Task(Idle(), data(), data())
+    for algorithm in (fl.FedSGD(lr=0.1), fl.FedAMS(lr=0.01), fl.FedLAMB(lr=0.05)):
+        run = fl.fit(algorithm, task, clients=CLIENTS, rounds=2)
+        list(run)
+        assert run.params["idle"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("method", [fl.FedLAMB, fl.MimeLAMB])
+@pytest.mark.parametrize("first_round", ["local", "vhat"])
+def test_a_zero_bias_trains(method, first_round):
+    """Neither frozen, as under identity phi, nor exploding, as under a ratio of 1."""
+    model = build(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    for layer in (model[0], model[2]):
+        nn.init.zeros_(layer.bias)
+    task = fl.Task(model, data(), data())
+    run = fl.fit(
+        method(lr=0.05, first_round=first_round), task, clients=CLIENTS, rounds=60, batch_size=4
+    )
+    losses = []
+    for r in run:
+        losses.append(r.metrics["test_loss"])
+        largest = max(float(run.params[n].abs().max()) for n in ("0.bias", "2.bias"))
+        assert 0 < largest < 3, f"round {r.number}"
+    assert min(losses) < 0.75 * losses[0]
+    frozen = fl.fit(method(lr=0.05, phi_min=0.0), task, clients=CLIENTS, rounds=5, batch_size=4)
+    list(frozen)
+    assert float(frozen.params["0.bias"].abs().max()) == 0  # what phi_min is there for
