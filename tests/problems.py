@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import models
 from torch import nn
 
 import fedlamb as fl
+from reference import models
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Small
 from torch.func import functional_call, grad_and_value, vmap
 
 import fedlamb as fl
 from fedlamb.local_round import local_round
 from fedlamb.simulate.running_mean import RunningMean
 from fedlamb.wire import nbytes, pack, unpack, uplink_bytes
+from problems import Small
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from write_your_own_algorithm import FedProx  # noqa: E402
+from write_your_own_algorithm import FedProx
 
 TABLE: dict[str, Any] = {
     "fed-sgd": fl.FedSGD(lr=0.1),

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Recorded, Small
 
 import fedlamb as fl
 from fedlamb import layerwise, trees
@@ -13,6 +12,7 @@ from fedlamb.algorithm import is_sync
 from fedlamb.algorithms import fed_ams, fed_lamb, mime, mime_lamb
 from fedlamb.plan import Plan
 from fedlamb.simulate.running_mean import RunningMean
+from problems import Recorded, Small
 
 LAMB = (fl.FedLAMB, fl.MimeLAMB)
 ADAPTIVE = (fl.FedAMS, fl.FedLAMB, fl.Mime, fl.MimeLAMB)

@@ -23,7 +23,7 @@ def test_cohort_has_the_stated_size_without_repeats(n, percent, seed):
     drawn = plan([1] * n, fraction=percent / 100, seed=seed).cohort(3)
     assert len(drawn) == max(1, floor(Fraction(percent, 100) * n))
     assert drawn == sorted(set(drawn))
-    assert 0 <= drawn[0]
+    assert drawn[0] >= 0
     assert drawn[-1] < n
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Recorded, Small
-from reference.methods import METHODS, Problem, Trace
 
 import fedlamb as fl
+from problems import Recorded, Small
+from reference.methods import METHODS, Problem, Trace
 
 TOLERANCE = 1e-10  # relative to the largest number of the tensor, or absolute below 1
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,7 +23,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
         # A file holds each tensor by itself, even where two share memory.
-        stored[name] = tensor.clone() if place in seen else tensor.contiguous()
+        stored[name] = tensor.contiguous() if place not in seen else _copy(tensor)
         seen.add(place)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -44,3 +45,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(facts["facts"])  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise SettingError("checkpoint", str(path), f"cannot be read; {error}") from error
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -224,10 +224,10 @@ def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:
     found = []
     for client, given in enumerate(clients):
         rows = torch.as_tensor(given)
+        if rows.numel() == 0:
+            raise SettingError(f"clients[{client}]", [], "must hold at least one row")
         if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
             raise SettingError(f"clients[{client}]", given, "must be a list of row numbers")
-        if len(rows) == 0:
-            raise SettingError(f"clients[{client}]", [], "must hold at least one row")
         if int(rows.min()) < 0 or int(rows.max()) >= len(x):
             raise SettingError(
                 f"clients[{client}]",

@@ -1,0 +1,192 @@
+"""Bad input: one sentence that names the setting, the value and what would be right."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedlamb as fl
+from problems import Small
+
+SMALL = Small()
+
+
+def linear(*sizes):
+    return fl.mlp(sizes[0], sizes[1:-1], sizes[-1])
+
+
+X, Y = torch.zeros(10, 4), torch.zeros(10, dtype=torch.int64)
+GOOD = {"train": (X, Y), "test": (X, Y)}
+
+
+def with_nan():
+    x = X.clone()
+    x[7, 2] = float("nan")
+    return x
+
+
+class Empty(nn.Module):
+    def forward(self, x):
+        return x
+
+
+PROBLEMS = {
+    "negative rate": (
+        lambda: fl.FedLAMB(lr=-0.1),
+        "lr = -0.1: must be a positive number, for example 0.01",
+    ),
+    "rate of the wrong type": (lambda: fl.FedSGD(lr="fast"), "lr = 'fast': must be a positive"),
+    "rate not a number": (lambda: fl.FedSGD(lr=float("nan")), "lr = nan: must be a positive"),
+    "beta of one": (lambda: fl.FedAMS(lr=1.0, beta1=1.0), "beta1 = 1.0: must be a number from 0"),
+    "eps of zero": (lambda: fl.Mime(lr=1.0, eps=0), "eps = 0: must be a positive number"),
+    "no such first round": (
+        lambda: fl.FedAMS(lr=1.0, first_round="global"),
+        "first_round = 'global': must be 'local' or 'vhat'",
+    ),
+    "no such momentum": (
+        lambda: fl.FedAMS(lr=1.0, momentum="keep"),
+        "momentum = 'keep': must be 'persist' or 'reset'",
+    ),
+    "no such layers": (
+        lambda: fl.FedLAMB(lr=1.0, layers="row"),
+        "layers = 'row': must be 'tensor'",
+    ),
+    "phi upside down": (
+        lambda: fl.FedLAMB(lr=1.0, phi_min=2.0, phi_max=1.0),
+        "phi_min = 2.0: must not be above phi_max, which is 1.0",
+    ),
+    "sync never": (
+        lambda: fl.FedAMS(lr=1.0, sync_every=0),
+        "sync_every = 0: must be a whole number",
+    ),
+    "schedule in rounds": (
+        lambda: fl.FedSGD(lr=1.0, schedule=30),
+        "schedule = 30: must be a function",
+    ),
+    "decay at round 0": (
+        lambda: fl.StepDecay((0,)),
+        "schedule.after = (0,): must be round numbers",
+    ),
+    "no model": (lambda: fl.Task("mlp", **GOOD), "model = 'str': must be a torch.nn.Module"),
+    "model without parameters": (
+        lambda: fl.Task(Empty(), **GOOD),
+        "model = 'Empty': has no parameters to train",
+    ),
+    "model of another width": (
+        lambda: fl.Task(linear(5, 3), **GOOD),
+        "model = 'Sequential': must fit inputs of shape (4,) and targets of shape () each",
+    ),
+    "test of another width": (
+        lambda: fl.Task(linear(4, 3), train=(X, Y), test=(X[:, :3], Y)),
+        "must have the shapes of train: inputs (4,)",
+    ),
+    "fewer targets than inputs": (
+        lambda: fl.Task(linear(4, 3), train=(X, Y[:-1]), test=(X, Y)),
+        "train = 'inputs (10, 4), targets (9,)': must hold one target for each input",
+    ),
+    "no data": (
+        lambda: fl.Task(linear(4, 3), train=(X[:0], Y[:0]), test=(X, Y)),
+        "train = 'inputs (0, 4), targets (0,)': must hold one target",
+    ),
+    "not a pair": (
+        lambda: fl.Task(linear(4, 3), train=X, test=(X, Y)),
+        "train = 'Tensor': must be a pair (inputs, targets)",
+    ),
+    "NaN in the data": (
+        lambda: fl.Task(linear(4, 3), train=(with_nan(), Y), test=(X, Y)),
+        "train inputs = '1 rows with NaN or infinity': must be finite numbers; "
+        "the first bad row is 7",
+    ),
+    "infinity in the targets": (
+        lambda: fl.Task(linear(4, 1), train=(X, torch.full((10, 1), np.inf)), test=(X, X[:, :1])),
+        "train targets = '10 rows with NaN or infinity': must be finite",
+    ),
+    "label past the outputs": (
+        lambda: fl.Task(linear(4, 3), train=(X, Y + 3), test=(X, Y)),
+        "train targets = 'labels from 3 to 3': must lie from 0 to 2",
+    ),
+    "outputs that would be broadcast": (
+        lambda: fl.Task(linear(4, 1), train=(X, X[:, 0]), test=(X, X[:, 0])),
+        "model = 'Sequential': must fit",
+    ),
+    "loss without a mean": (
+        lambda: fl.Task(linear(4, 3), **GOOD, loss=nn.CrossEntropyLoss(reduction="none")),
+        "loss = 'CrossEntropyLoss': must return a scalar",
+    ),
+    "fraction 0": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), fraction=0),
+        "fraction = 0: must be above 0 and at most 1, for example 0.5",
+    ),
+    "fraction 2": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), fraction=2),
+        "fraction = 2: must be above 0",
+    ),
+    "no rounds": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), rounds=0),
+        "rounds = 0: must be a whole number from 1 on",
+    ),
+    "half a batch": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), batch_size=0.5),
+        "batch_size = 0.5: must be a whole number",
+    ),
+    "negative seed": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), seed=-1),
+        "seed = -1: must be a whole number",
+    ),
+    "no such weighting": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), weighting="size"),
+        "weighting = 'size': must be 'uniform' or 'examples'",
+    ),
+    "a class for an algorithm": (lambda: SMALL.fit(fl.FedSGD), "must be an algorithm such as"),
+    "a name for an algorithm": (lambda: SMALL.fit("fed-lamb"), "algorithm = 'fed-lamb': must be"),
+    "no clients": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients=[]),
+        "clients = []: must be a list",
+    ),
+    "a number of clients": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients=50),
+        "clients = 50: must be a list with the rows of each client",
+    ),
+    "empty client": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients=[[0, 1], []]),
+        "clients[1] = []: must hold at least one row",
+    ),
+    "row out of range": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients=[[0], [20]]),
+        "clients[1] = 'rows from 20 to 20': must lie from 0 to 19",
+    ),
+    "rows that are no numbers": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients=[[0.5]]),
+        "clients[0] = [0.5]: must be a list of row numbers",
+    ),
+    "more clients than samples": (
+        lambda: fl.iid(samples=10, n=11),
+        "n = 11: needs 11 samples at least (1 for each client), and there are 10; use at most 10",
+    ),
+    "more shards than samples": (
+        lambda: fl.shards(Y, n=6, per_client=2),
+        "n = 6: needs 12 samples at least (2 for each client), and there are 10; use at most 5",
+    ),
+    "labels that are no labels": (
+        lambda: fl.shards(X, n=2),
+        "labels = 'float32 (10, 4)': must be one whole number for each row",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_bad_input_is_told_in_one_sentence(call, message):
+    with pytest.raises(fl.SettingError, match=re.escape(message)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_hyperparameters_that_a_method_does_not_have_are_refused():
+    with pytest.raises(TypeError, match="weight_decay"):
+        fl.FedAMS(lr=0.1, weight_decay=0.1)
+    with pytest.raises(TypeError, match="server_lr"):
+        fl.FedLAMB(lr=0.1, server_lr=0.1)
+    with pytest.raises(TypeError, match="beta1"):
+        fl.FedSGD(lr=0.1, beta1=0.9)

@@ -1,0 +1,99 @@
+"""Checkpoints are whole or absent, and belong to one run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fedlamb as fl
+from fedlamb.checkpoint import load_checkpoint, save_checkpoint
+from problems import Small
+
+SMALL = Small(sizes=(6, 9, 4), rounds=4, seed=3)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    run = SMALL.fit(fl.FedLAMB(lr=0.05))
+    next(run)
+    run.save(tmp_path / "c.safetensors")
+    return tmp_path / "c.safetensors"
+
+
+def test_a_crash_while_writing_leaves_the_old_file(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def half(tensors, path, metadata):
+        Path(path).write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("fedlamb.checkpoint.save_file", half)
+    run = SMALL.fit(fl.FedLAMB(lr=0.05))
+    next(run)
+    with pytest.raises(OSError, match="No space"):
+        run.save(saved)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_file_cut_in_half_is_refused(saved):
+    saved.write_bytes(saved.read_bytes()[:-100])
+    with pytest.raises(fl.SettingError, match="checkpoint = .*: cannot be read"):
+        SMALL.fit(fl.FedLAMB(lr=0.05)).restore(saved)
+
+
+def test_a_file_of_another_kind_is_refused(saved):
+    save_file({"x": torch.zeros(1)}, saved)
+    with pytest.raises(fl.SettingError, match="must be a fedlamb-checkpoint/1 file"):
+        SMALL.fit(fl.FedLAMB(lr=0.05)).restore(saved)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(fl.SettingError, match="cannot be read"):
+        SMALL.fit(fl.FedLAMB(lr=0.05)).restore(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.06)), "algorithm"),
+        (lambda: SMALL.fit(fl.FedAMS(lr=0.05)), "algorithm"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), seed=4), "seed"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), batch_size=2), "batch_size"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), weighting="examples"), "weighting"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), clients=[[0], [1], [2]]), "clients"),
+    ],
+)
+def test_a_run_with_other_settings_is_refused(saved, other, key):
+    with pytest.raises(fl.SettingError, match=f"was made with {key} = "):
+        other().restore(saved)
+
+
+def test_a_model_of_another_shape_is_refused(saved):
+    wider = Small(sizes=(6, 9, 4), rounds=4, seed=3, inputs=5)
+    run = fl.fit(
+        fl.FedLAMB(lr=0.05), wider.task(), clients=SMALL.clients(), rounds=4, batch_size=3, seed=3
+    )
+    with pytest.raises(fl.SettingError, match="does not fit the model; params/0.weight is"):
+        run.restore(saved)
+
+
+def test_more_rounds_may_be_added(saved):
+    run = SMALL.fit(fl.FedLAMB(lr=0.05), rounds=9)
+    run.restore(saved)
+    assert [r.number for r in run] == list(range(2, 10))
+
+
+def test_it_is_a_plain_safetensors_file(saved):
+    names = load_file(saved)
+    assert "server/params/0.weight" in names
+    assert "client/0/m/0.weight" in names
+
+
+def test_tensors_that_share_memory_are_stored_each(tmp_path):
+    whole = torch.arange(6.0)
+    save_checkpoint(tmp_path / "c", {"a": whole, "b": whole[:3], "c": whole.view(2, 3).t()}, {})
+    tensors, _ = load_checkpoint(tmp_path / "c")
+    assert tensors["b"].tolist() == [0, 1, 2]
+    assert tensors["c"].tolist() == [[0, 3], [1, 4], [2, 5]]
