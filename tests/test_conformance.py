@@ -214,8 +214,7 @@ def test_client_round_vectorises(algorithm: Any, sync_round: int) -> None:
         )
     loop = run._executor.gradients
     for c in range(3):
-        with torch.no_grad():
-            alone = local_round(algorithm, loop, states[c], sent, {}, rows[c], list(batches[c]))
+        alone = local_round(algorithm, loop, states[c], sent, {}, rows[c], list(batches[c]))
         for part, expected in zip(together, (alone.client, alone.report), strict=True):
             for field, tree in zip(part, expected, strict=True):
                 for name, tensor in tree.items():

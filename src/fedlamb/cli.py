@@ -24,7 +24,7 @@ from .report import page
 from .report.table import headings, percent, rows
 from .simulate.fit import Round
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",

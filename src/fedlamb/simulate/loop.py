@@ -19,6 +19,15 @@ from .running_mean import RunningMean
 _CHUNK = 1024  # rows at a time in a full gradient
 
 
+class Assignment(NamedTuple):
+    """One client's work in a round."""
+
+    client: int
+    rows: Tensor
+    batches: list[Tensor]
+    model_seed: int
+
+
 class Upload(NamedTuple):
     """What one client sends, and the mean over the cohort: only ever averaged."""
 
@@ -55,33 +64,35 @@ class Loop:
         counters = {name: b for name, b in buffers.items() if name not in averaged}
         mean = RunningMean()
         states: dict[int, Any] = {}
-        with torch.no_grad(), _own_random_state(self._device):
-            for client in self.plan.cohort(round):
+        # The whole cohort is planned first: between two clients the same takes several times
+        # as long, since by then the caches hold nothing but models and data.
+        work = [self._assignment(round, client) for client in self.plan.cohort(round)]
+        with torch.enable_grad(), _own_random_state(self._device):
+            for each in work:
                 try:
-                    outcome = self._local_round(round, client, sent, buffers)
+                    outcome = self._local_round(each, sent, buffers)
                 except Exception as error:
-                    error.add_note(f"in the local round of client {client}, round {round}")
+                    error.add_note(f"in the local round of client {each.client}, round {round}")
                     raise
-                states[client] = outcome.client
+                states[each.client] = outcome.client
                 change = tree_map(torch.sub, {n: outcome.buffers[n] for n in averaged}, averaged)
                 upload = Upload(outcome.report, change, {"loss": outcome.loss})
-                weighs = self.weighting == "examples"
-                mean.add(upload, len(self.plan.rows(round, client)) if weighs else 1)
+                mean.add(upload, len(each.rows) if self.weighting == "examples" else 1)
                 counters = {n: torch.maximum(c, outcome.buffers[n]) for n, c in counters.items()}
-            moved = {**add(averaged, mean.value.buffers), **counters}
+        moved = {**add(averaged, mean.value.buffers), **counters}
         buffers = {name: moved[name] for name in buffers}
         return Collected(mean.value.report, buffers, float(mean.value.loss["loss"]), states)
 
-    def _local_round(self, round: int, client: int, sent: Any, buffers: Tree) -> Outcome:
-        _generator(self._device).manual_seed(self.plan.model_seed(round, client))
+    def _assignment(self, round: int, client: int) -> Assignment:
+        plan = self.plan
+        rows, batches = plan.rows(round, client), plan.batches(round, client)
+        return Assignment(client, rows, batches, plan.model_seed(round, client))
+
+    def _local_round(self, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
+        _generator(self._device).manual_seed(each.model_seed)
+        state = self.store.state(each.client)
         return local_round(
-            self.algorithm,
-            self.gradients,
-            self.store.state(client),
-            sent,
-            buffers,
-            self.plan.rows(round, client),
-            self.plan.batches(round, client),
+            self.algorithm, self.gradients, state, sent, buffers, each.rows, each.batches
         )
 
 
@@ -132,14 +143,16 @@ class Autograd:
         for parameter, value in zip(self._trained, params.values(), strict=True):
             parameter.data = value
         x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
-        with torch.enable_grad():
-            loss = self.loss(self.model(x), y)
-            gradient = torch.autograd.grad(
-                loss, self._trained, allow_unused=True, materialize_grads=True
-            )
-        return dict(zip(params, gradient, strict=True)), loss.detach()
+        loss = self.loss(self.model(x), y)
+        gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        of = dict(zip(params, gradient, strict=True))
+        if any(g is None for g in gradient):  # a parameter that this loss does not reach
+            of = {n: torch.zeros_like(params[n]) if g is None else g for n, g in of.items()}
+        return of, loss.detach()
 
     def _load(self, buffers: Tree) -> Tree:
+        if not buffers:
+            return buffers
         now = {name: b.clone() for name, b in buffers.items()}
         for name, (module, attribute) in self._owners.items():
             module._buffers[attribute] = now[name]

@@ -1,0 +1,217 @@
+"""The command, as a user calls it: in processes of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedlamb as fl
+from fedlamb.records import RunFolder
+
+ENDLESS = ("-s", "federation.rounds=100000")
+SMALL = ("-s", "split.clients=8", "-s", "model.hidden=[8]", "-s", "federation.rounds=6")
+
+
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "fedlamb", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    """All that a run measured, except its times."""
+    lines = RunFolder(folder).metrics()
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_compare_runs_all_six_and_draws_the_report(tmp_path):
+    done = command("compare", *SMALL, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    for method in fl.ALGORITHMS:
+        assert re.search(rf"│ {method} +│ +[0-9.]+ %", done.stdout), method
+        folder = tmp_path / "run" / method
+        assert {p.name for p in folder.iterdir()} >= {
+            "settings.json",
+            "environment.json",
+            "metrics.jsonl",
+            "checkpoint.safetensors",
+            "summary.json",
+        }
+        assert len(results(folder)) == 6
+        assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10**6
+    assert "report.html" in done.stdout
+
+
+def test_methods_share_cohorts_and_start(tmp_path):
+    command("compare", *SMALL, "-m", "fed-sgd,fed-lamb", "--out", str(tmp_path / "run"))
+    one, two = (results(tmp_path / "run" / m) for m in ("fed-sgd", "fed-lamb"))
+    assert [line["clients"] for line in one] == [line["clients"] for line in two]
+
+
+def test_run_takes_the_method_s_own_settings(tmp_path):
+    done = command(
+        "run", "-m", "mime", *SMALL, "-s", "algorithm.sync_every=2", "-o", f"{tmp_path}/r"
+    )
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((tmp_path / "r" / "settings.json").read_text())
+    assert settings["algorithms"]["mime"]["sync_every"] == 2
+    assert list(settings["algorithms"]) == ["mime"]
+    up = [line["uplink_bytes"] for line in results(tmp_path / "r")]
+    assert up[0] == 2 * up[1]
+
+
+def test_a_run_folder_is_a_preset(tmp_path):
+    command("run", *SMALL, "-o", f"{tmp_path}/one")
+    command("run", "-p", f"{tmp_path}/one/settings.json", "-o", f"{tmp_path}/two")
+    assert results(tmp_path / "one") == results(tmp_path / "two")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_and_resumed_gives_the_same_bits(tmp_path, stop):
+    long = ("-s", "federation.rounds=40", "-s", "model.hidden=[32]", "-m", "fed-lamb,mime")
+    whole = command("compare", *long, "-o", f"{tmp_path}/whole")
+    assert whole.returncode == 0, whole.stderr
+    broken = tmp_path / "broken"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedlamb", "compare", *long, "-o", str(broken)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = broken / "fed-lamb" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(stop)
+    output, _ = process.communicate(timeout=60)
+    if stop == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert f"Go on with: fedlamb resume {broken}" in output.replace("\n", "")
+        assert json.loads((broken / "fed-lamb/summary.json").read_text())["status"] == "interrupted"
+    assert 5 <= len(results(broken / "fed-lamb")) < 40
+
+    resumed = command("resume", str(broken))
+    assert resumed.returncode == 0, resumed.stderr
+    for method in ("fed-lamb", "mime"):
+        assert results(broken / method) == results(tmp_path / "whole" / method)
+        ours, theirs = (
+            load_file(tmp_path / name / method / "checkpoint.safetensors")
+            for name in ("broken", "whole")
+        )
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_resume_of_a_finished_run_changes_nothing(tmp_path):
+    command("run", *SMALL, "-o", f"{tmp_path}/r")
+    before = results(tmp_path / "r")
+    assert command("resume", f"{tmp_path}/r").returncode == 0
+    assert results(tmp_path / "r") == before
+
+
+def test_a_crash_between_a_line_and_its_checkpoint_loses_nothing(tmp_path):
+    command("run", *SMALL, "-o", f"{tmp_path}/whole")
+    command("run", *SMALL, "-o", f"{tmp_path}/r", "-s", "federation.rounds=3")
+    settings = json.loads((tmp_path / "r/settings.json").read_text())
+    settings["federation"]["rounds"] = 6
+    (tmp_path / "r/settings.json").write_text(json.dumps(settings))
+    with (tmp_path / "r/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**results(tmp_path / "r")[-1], "round": 4}) + '\n{"round": 5, "te')
+    assert command("resume", f"{tmp_path}/r").returncode == 0
+    assert results(tmp_path / "r") == results(tmp_path / "whole")
+
+
+def test_report_is_redrawn_from_the_folder_alone(tmp_path):
+    command("compare", *SMALL, "-m", "fed-sgd,mime", "-o", f"{tmp_path}/r")
+    (tmp_path / "r/report.html").unlink()
+    done = command("report", f"{tmp_path}/r")
+    assert done.returncode == 0
+    assert (tmp_path / "r/report.html").exists()
+    assert "mime" in done.stdout
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedlamb", "run", *ENDLESS, "-o", f"{tmp_path}/r"],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not (tmp_path / "r/metrics.jsonl").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        second = command("resume", f"{tmp_path}/r")
+        assert second.returncode == 2
+        assert "is in use by another process" in second.stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_divergence_is_shown_not_hidden(tmp_path):
+    done = command("run", "-m", "adp-fed", *SMALL, "-s", "algorithm.lr=1e38", "-o", f"{tmp_path}/r")
+    assert done.returncode == 0, done.stderr
+    assert "diverged" in done.stdout
+    assert "NaN" not in (tmp_path / "r/metrics.jsonl").read_text()
+
+
+BAD_CALLS = {
+    "unknown method": (("run", "-m", "fed-lamp"), "method = 'fed-lamp': is unknown; did you mean"),
+    "unknown methods": (("compare", "-m", "fed-avg"), "methods = 'fed-avg': is unknown"),
+    "unknown preset": (("run", "-p", "mnist9"), "preset = 'mnist9': is unknown"),
+    "unknown key": (("run", "-s", "federation.clients=3"), "federation.clients = 3: is no setting"),
+    "wrong type": (("run", "-s", "federation.rounds=ten"), "federation.rounds = 'ten': must be"),
+    "negative rate": (("run", "-s", "algorithm.lr=-0.1"), "algorithms.fed-lamb.lr = -0.1: must be"),
+    "fraction 0": (("run", "-s", "federation.fraction=0"), "federation.fraction = 0: must be"),
+    "fraction 2": (("run", "-s", "federation.fraction=2"), "federation.fraction = 2: must be"),
+    "too many clients": (("run", "-s", "split.clients=9999"), "split.clients = 9999: needs 19998"),
+    "no run folder": (("resume", "nowhere"), "RUN = 'nowhere': must be a folder made by"),
+    "rate for all in compare": (
+        ("compare", "-s", "algorithm.lr=0.1"),
+        "algorithm = {'lr': 0.1}: is no setting; did you mean 'algorithms'?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_bad_input_exits_with_2_and_one_sentence(tmp_path, arguments, message):
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []  # nothing half-made is left behind
+
+
+def test_an_existing_folder_is_never_overwritten(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    done = command("run", *SMALL, "-o", str(tmp_path))
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_help_is_worth_reading():
+    assert "fed-lamb" in command("--help").stdout
+    for name in ("compare", "run", "resume", "report"):
+        text = command(name, "--help").stdout
+        assert len(text) > 300, name
+    assert command("--version").stdout.strip() == fl.__version__

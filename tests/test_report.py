@@ -1,0 +1,65 @@
+"""The report in a real browser: six curves, a table, no network, no errors."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+import fedlamb as fl
+from fedlamb import cli
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "run"
+    changes = ["split.clients=8", "model.hidden=[8]", "federation.rounds=4"]
+    cli.compare(preset="digits", methods="", changes=changes, out=folder)
+    return folder / "report.html"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_six_curves_and_a_table_in_a_browser(report):
+    state = random.getstate()  # the browser's driver draws from it
+    requests: list[str] = []
+    problems: list[str] = []
+    with sync_playwright() as playwright:
+        flags = ["--disable-background-networking"] + ["--no-sandbox"] * (os.geteuid() == 0)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        page = browser.new_page()
+        page.on("request", lambda r: requests.append(r.url))
+        page.on("pageerror", lambda e: problems.append(str(e)))
+        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+        page.goto(report.as_uri())
+        page.wait_for_selector("#chart-3 .scatterlayer .trace")
+        for chart in ("chart-1", "chart-2", "chart-3"):
+            assert page.locator(f"#{chart} .scatterlayer .trace").count() == 6
+            names = page.locator(f"#{chart} .legendtext").all_text_contents()
+            assert names == list(fl.ALGORITHMS)
+        cells = page.locator("table tbody tr td:first-child").all_inner_texts()
+        assert cells == list(fl.ALGORITHMS)
+        browser.close()
+    random.setstate(state)
+    assert problems == []
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in requests)
+
+
+def test_the_page_escapes_what_it_shows(tmp_path):
+    title = "<script>alert(1)</script>"
+    changes = ["split.clients=8", "federation.rounds=1", f"title={title}"]
+    cli.compare(preset="digits", methods="fed-sgd", changes=changes, out=tmp_path / "run")
+    text = (tmp_path / "run/report.html").read_text()
+    assert title not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_without_plotly_the_run_goes_on_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedlamb.report.page.available", lambda: False)
+    changes = ["split.clients=8", "federation.rounds=1"]
+    cli.compare(preset="digits", methods="fed-sgd", changes=changes, out=tmp_path / "run")
+    assert "pip install 'fedlamb[report]'" in capsys.readouterr().out
+    assert not (tmp_path / "run/report.html").exists()
