@@ -32,6 +32,27 @@ class Empty(nn.Module):
         return x
 
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = fl.mlp(4, [], 3)
+
+    def forward(self, x):
+        return self.layer(x), x
+
+
+class Shrinking(Pair):
+    def forward(self, x):
+        for p in self.layer.parameters():
+            p.data.mul_(0.9)
+        return self.layer(x)
+
+
+class Detached(Pair):
+    def forward(self, x):
+        return self.layer(x).detach()
+
+
 PROBLEMS = {
     "negative rate": (
         lambda: fl.FedLAMB(lr=-0.1),
@@ -115,6 +136,47 @@ PROBLEMS = {
         lambda: fl.Task(linear(4, 3), **GOOD, loss=nn.CrossEntropyLoss(reduction="none")),
         "loss = 'CrossEntropyLoss': must return a scalar",
     ),
+    "targets that would be broadcast": (
+        lambda: fl.Task(
+            linear(4, 1), train=(X, X[:, 0]), test=(X, X[:, 0]), loss=nn.functional.huber_loss
+        ),
+        "loss = 'huber_loss': must fit",
+    ),
+    "bytes for inputs": (
+        lambda: fl.Task(linear(4, 3), train=(X.byte(), Y), test=(X.byte(), Y)),
+        "inputs are torch.uint8",
+    ),
+    "a model of two outputs": (
+        lambda: fl.Task(Pair(), **GOOD),
+        "model = 'Pair': must return one tensor, and returns a tuple",
+    ),
+    "a model that changes itself": (
+        lambda: fl.Task(Shrinking(), **GOOD),
+        "model = 'Shrinking': must not change its parameters in forward, and changes layer",
+    ),
+    "a model without a gradient": (
+        lambda: fl.Task(Detached(), **GOOD),
+        "model = 'Detached': must give outputs with a gradient",
+    ),
+    "a lazy model": (lambda: fl.Task(nn.LazyLinear(3), **GOOD), "has lazy parameters"),
+    "metrics without names": (
+        lambda: fl.Task(linear(4, 3), **GOOD, metrics=[fl.accuracy]),
+        "must be a dictionary from name to function",
+    ),
+    "a metric per example": (
+        lambda: fl.Task(linear(4, 3), **GOOD, metrics={"hits": lambda out, y: out[:, 0]}),
+        "metrics['hits'] = '<lambda>': must map (outputs, targets) to one number",
+    ),
+    "clients by name": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients={"a": [0]}),
+        "clients = {'a': [0]}: must be a list with the rows of each client",
+    ),
+    "clients by letters": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), clients=[["a"]]),
+        "clients[0] = ['a']: must be a list of row numbers",
+    ),
+    "samples instead of their number": (lambda: fl.iid(X, 3), "samples = tensor"),
+    "decay after one number": (lambda: fl.StepDecay(30), "schedule.after = 30: must be round"),
     "fraction 0": (
         lambda: SMALL.fit(fl.FedSGD(lr=0.1), fraction=0),
         "fraction = 0: must be above 0 and at most 1, for example 0.5",
@@ -190,3 +252,16 @@ def test_hyperparameters_that_a_method_does_not_have_are_refused():
         fl.FedLAMB(lr=0.1, server_lr=0.1)
     with pytest.raises(TypeError, match="beta1"):
         fl.FedSGD(lr=0.1, beta1=0.9)
+
+
+def test_numbers_and_rows_of_any_kind_are_taken():
+    """NumPy's scalars, labels of any whole type, rows as ranges, arrays or sets."""
+    algorithm = fl.FedLAMB(lr=np.float32(0.1), sync_every=np.int64(2))
+    assert type(algorithm.lr) is float
+    assert type(algorithm.sync_every) is int
+    for kind in (torch.int8, torch.uint8, torch.int32, torch.bool):
+        task = fl.Task(linear(4, 3), train=(X, Y.to(kind)), test=(X, Y.to(kind)))
+        assert task.train[1].dtype == torch.int64
+    clients = [range(3), np.arange(3, 5), {6, 5}, torch.tensor([7])]
+    run = fl.fit(algorithm, task, clients=iter(clients), rounds=np.int64(1), fraction=np.float32(1))
+    assert next(run).clients == [0, 1, 2, 3]

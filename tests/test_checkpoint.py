@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent, and belong to one run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ def test_a_missing_file_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("other", "key"),
     [
-        (lambda: SMALL.fit(fl.FedLAMB(lr=0.06)), "algorithm"),
-        (lambda: SMALL.fit(fl.FedAMS(lr=0.05)), "algorithm"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.06)), "algorithm.lr"),
+        (lambda: SMALL.fit(fl.FedAMS(lr=0.05)), "algorithm.class"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), seed=4), "seed"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), batch_size=2), "batch_size"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), weighting="examples"), "weighting"),
@@ -71,12 +72,41 @@ def test_a_run_with_other_settings_is_refused(saved, other, key):
 
 
 def test_a_model_of_another_shape_is_refused(saved):
-    wider = Small(sizes=(6, 9, 4), rounds=4, seed=3, inputs=5)
-    run = fl.fit(
-        fl.FedLAMB(lr=0.05), wider.task(), clients=SMALL.clients(), rounds=4, batch_size=3, seed=3
-    )
-    with pytest.raises(fl.SettingError, match="does not fit the model; params/0.weight is"):
+    wider = fl.mlp(4, [7], 3).double()
+    task = fl.Task(wider, train=SMALL.data(), test=SMALL.data())
+    run = fl.fit(fl.FedLAMB(lr=0.05), task, clients=SMALL.clients(), rounds=4, batch_size=3, seed=3)
+    with pytest.raises(fl.SettingError, match="does not fit the model; "):
         run.restore(saved)
+
+
+def test_other_data_are_refused(saved):
+    x, y = SMALL.data()
+    task = fl.Task(SMALL.module(), train=(x + 1, y), test=(x, y))
+    run = fl.fit(fl.FedLAMB(lr=0.05), task, clients=SMALL.clients(), rounds=4, batch_size=3, seed=3)
+    with pytest.raises(fl.SettingError, match="was made with data = "):
+        run.restore(saved)
+
+
+def test_another_lambda_is_refused(tmp_path):
+    run = SMALL.fit(fl.FedLAMB(lr=0.05, schedule=lambda r: 1 / r))
+    run.save(tmp_path / "c")
+    with pytest.raises(fl.SettingError, match="was made with algorithm.schedule = "):
+        SMALL.fit(fl.FedLAMB(lr=0.05, schedule=lambda r: 0.5**r)).restore(tmp_path / "c")
+    SMALL.fit(fl.FedLAMB(lr=0.05, schedule=lambda r: 1 / r)).restore(tmp_path / "c")
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_takes_its_place(saved, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(Path, "replace", lambda a, b: (events.append("replace"), replace(a, b))[1])
+    SMALL.fit(fl.FedLAMB(lr=0.05)).save(saved)
+    assert events == ["fsync", "replace", "fsync"]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(fl.SettingError, match="must be a file in a folder that exists"):
+        SMALL.fit(fl.FedLAMB(lr=0.05)).save(tmp_path / "none" / "c")
 
 
 def test_more_rounds_may_be_added(saved):

@@ -60,7 +60,7 @@ def test_compare_runs_all_six_and_draws_the_report(tmp_path):
 
 
 def test_methods_share_cohorts_and_start(tmp_path):
-    command("compare", *SMALL, "-m", "fed-sgd,fed-lamb", "--out", str(tmp_path / "run"))
+    command("compare", *SMALL, "-m", "fed-sgd", "-m", "fed-lamb", "--out", str(tmp_path / "run"))
     one, two = (results(tmp_path / "run" / m) for m in ("fed-sgd", "fed-lamb"))
     assert [line["clients"] for line in one] == [line["clients"] for line in two]
 
@@ -78,7 +78,7 @@ def test_run_takes_the_method_s_own_settings(tmp_path):
 
 
 def test_a_run_folder_is_a_preset(tmp_path):
-    command("run", *SMALL, "-o", f"{tmp_path}/one")
+    command("run", "-m", "mime", *SMALL, "-o", f"{tmp_path}/one")
     command("run", "-p", f"{tmp_path}/one/settings.json", "-o", f"{tmp_path}/two")
     assert results(tmp_path / "one") == results(tmp_path / "two")
 

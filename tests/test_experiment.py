@@ -79,6 +79,13 @@ MISTAKES = {
     "algorithms.fed-lamp.lr=1": "method = 'fed-lamp': is unknown; did you mean 'fed-lamb'?",
     "algorithms.fed-lamb.schedule=30": "algorithms.fed-lamb.schedule = 30: must be a table such",
     "algorithms.fed-sgd.schedule={at=[3]}": "schedule.at = [3]: is no setting",
+    "rounds=9": "rounds = 9: is no setting; did you mean 'federation.rounds'?",
+    "lr=0.1": "lr = 0.1: is no setting; did you mean 'algorithms.METHOD.lr'?",
+    "federation=3": "federation = 3: must be a section with rounds, fraction",
+    "seed=99999999999999999999": "seed = 99999999999999999999: must be less than",
+    "algorithms.fed-sgd.schedule={after=30}": "schedule.after = 30: must be round numbers",
+    "algorithms.fed-sgd.schedule={}": "schedule.after = None: must be given",
+    'algorithms.fed-sgd.schedule={after=[1], factor="a"}': "schedule.factor = 'a': must be",
     "rounds": "--set = 'rounds': must be KEY=VALUE",
 }
 
@@ -108,6 +115,9 @@ def test_a_file_that_is_no_toml_is_told(tmp_path):
     path.write_text("rounds = = 3")
     with pytest.raises(fl.SettingError, match="preset = .*: cannot be read"):
         load_experiment(str(path))
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(fl.SettingError, match="holds no settings"):
+        load_experiment(str(tmp_path / "list.json"))
     with pytest.raises(fl.SettingError, match="cannot be read; .*No such file"):
         load_experiment(str(tmp_path / "none.toml"))
     with pytest.raises(

@@ -47,11 +47,21 @@ def test_model_and_data_of_the_caller_are_never_changed():
 def test_evaluation_is_the_mean_over_all_examples(monkeypatch):
     task = SMALL.task()
     whole = task.evaluate(task.params, task.buffers)
-    monkeypatch.setattr("fedlamb.tasks.task._CHUNK", 4)
+    monkeypatch.setattr("fedlamb.tasks.task.CHUNK", 4)
     parts = task.evaluate(task.params, task.buffers)
     assert parts == pytest.approx(whole, rel=1e-12)
     outputs = task.model(task.test[0])
     assert whole["test_accuracy"] == float((outputs.argmax(1) == task.test[1]).double().mean())
+
+
+def test_train_loss_is_the_mean_over_steps_and_clients():
+    small = Small(sizes=(6, 6), rounds=1)
+    run = small.fit(fl.FedSGD(lr=1e-12), batch_size=3)
+    task, done = run.task, next(run)
+    steps = [b for client in (0, 1) for b in run.plan.batches(1, client)]
+    x, y = task.train
+    losses = [task.loss(task.model(x[b]), y[b]).item() for b in steps]
+    assert done.metrics["train_loss"] == pytest.approx(sum(losses) / 4, rel=1e-9)
 
 
 def test_regression_with_any_loss_and_metric():

@@ -36,7 +36,7 @@ def batch_norm_task() -> fl.Task:
     )
 
 
-CLIENTS = [list(range(8)), list(range(8, 14)), list(range(14, 24))]
+CLIENTS = [list(range(10)), list(range(10, 16)), list(range(16, 24))]  # 3, 2 and 2 steps of 4
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -58,7 +58,7 @@ def test_buffers_are_averaged_and_counters_take_the_largest(weighting):
         ends.append(model.state_dict())
         steps.append(len(batches))
     next(run)
-    sizes = [8.0, 6.0, 10.0] if weighting == "examples" else [1.0, 1.0, 1.0]
+    sizes = [10.0, 6.0, 8.0] if weighting == "examples" else [1.0, 1.0, 1.0]
     weights = [size / sum(sizes) for size in sizes]
     for name, value in {**run.params, **run.buffers}.items():
         if value.is_floating_point():
@@ -95,7 +95,7 @@ def test_full_gradient_is_exact_whatever_the_chunks_and_leaves_buffers_alone(mon
     run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=1)
     rows = torch.arange(24)
     whole = run._executor.gradients.full(task.params, task.buffers, rows)
-    monkeypatch.setattr("fedlamb.simulate.loop._CHUNK", 5)
+    monkeypatch.setattr("fedlamb.simulate.loop.CHUNK", 5)
     before = {n: b.clone() for n, b in task.buffers.items()}
     parts = run._executor.gradients.full(task.params, task.buffers, rows)
     model = copy.deepcopy(task.model).eval()
@@ -180,3 +180,80 @@ def test_a_zero_bias_trains(method, first_round):
     frozen = fl.fit(method(lr=0.05, phi_min=0.0), task, clients=CLIENTS, rounds=5, batch_size=4)
     list(frozen)
     assert float(frozen.params["0.bias"].abs().max()) == 0  # what phi_min is there for
+
+
+@pytest.mark.parametrize("method", [fl.FedSGD, fl.FedAMS, fl.FedLAMB, fl.MimeLAMB])
+def test_resume_has_the_same_bits_whatever_the_memory_layout(method, tmp_path):
+    """Channels-last weights and gradients sum in another order than plain ones."""
+    draw = torch.Generator().manual_seed(2)
+    x, y = torch.randn(24, 3, 6, 6, generator=draw), torch.randint(3, (24,), generator=draw)
+    model = build(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(32, 3))
+    model = model.float().to(memory_format=torch.channels_last)
+    task = fl.Task(model, (x, y), (x, y))
+
+    def start():
+        return fl.fit(method(lr=0.01), task, clients=CLIENTS, rounds=5, batch_size=4)
+
+    whole, first, second = start(), start(), start()
+    list(whole)
+    next(first), next(first)
+    first.save(tmp_path / "c")
+    second.restore(tmp_path / "c")
+    list(second)
+    assert all(torch.equal(p, second.params[n]) for n, p in whole.params.items())
+
+
+def test_a_model_that_writes_on_its_inputs_or_counts_its_calls_does_no_harm():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = build(nn.ReLU(inplace=True), nn.Linear(4, 3))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("scratch", torch.zeros(1).double(), persistent=False)
+
+        def forward(self, x):
+            self.calls += 1
+            self.scratch += 1
+            return self.layer(x) * self.scratch  # 1 in every call, if it starts afresh
+
+    x, y = data()
+    kept = x.clone()
+    task = fl.Task(Counting(), (x, y), (x, y))
+    run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=2, batch_size=24)
+    list(run)
+    assert torch.equal(x, kept)
+    assert (
+        int(run.buffers["calls"]) == 2
+    )  # one step in each of two rounds; evaluation is not counted
+    assert float(run._executor.gradients._afresh["scratch"]) == 0
+
+
+def test_evaluation_draws_nothing_from_the_caller():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = build(nn.Linear(4, 3))
+
+        def forward(self, x):
+            return self.layer(x) + torch.randn(len(x), 3)
+
+    task = fl.Task(Noisy(), data(), data())
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = task.evaluate(task.params, {})
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(3)
+    assert one == task.evaluate(task.params, {})
+
+
+def test_a_checkpoint_without_the_model_s_buffers_is_refused_and_changes_nothing(tmp_path):
+    plain = fl.Task(build(nn.Linear(4, 5), nn.Linear(5, 3)), data(), data())
+    first = fl.fit(fl.FedSGD(lr=0.1), plain, clients=CLIENTS, rounds=2)
+    next(first)
+    first.save(tmp_path / "c")
+    model = build(nn.Linear(4, 5), nn.Linear(5, 3))
+    model.register_buffer("more", torch.zeros(1))
+    second = fl.fit(fl.FedSGD(lr=0.1), fl.Task(model, data(), data()), clients=CLIENTS, rounds=2)
+    with pytest.raises(fl.SettingError, match="buffers are missing"):
+        second.restore(tmp_path / "c")
+    assert second.number == 0

@@ -76,7 +76,11 @@ def reference(small: Small, method: str, hyper: dict[str, Any], run: fl.Run) -> 
         batches=lambda r, client: [b.numpy() for b in run.plan.batches(r, client)],
         weighting=run.weighting,
     )
-    return METHODS[method](problem, **hyper)
+    plain = dict(hyper)
+    if isinstance(plain.get("schedule"), fl.StepDecay):  # the reference decays by itself
+        after, factor = plain["schedule"].after, plain["schedule"].factor
+        plain["schedule"] = lambda r: factor ** len([at for at in after if at < r])
+    return METHODS[method](problem, **plain)
 
 
 def assert_close(ours: fl.Tree, theirs: dict[str, np.ndarray], what: str) -> None:

@@ -12,11 +12,12 @@ can be averaged, batched, sent and stored without knowing which algorithm they b
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from .errors import SettingError
+from .errors import SettingError, is_whole
 from .trees import Tree
 
 GradAt = Callable[[Tree], Tree]
@@ -95,13 +96,16 @@ def check_hyperparameters(algorithm: object) -> None:
             holds, right = _RULES[field.name]
             if not holds(value):
                 raise SettingError(field.name, value, f"must be {right}")
+            if _number(value):  # a NumPy scalar becomes a plain number
+                plain = int(value) if isinstance(value, Integral) else float(value)
+                object.__setattr__(algorithm, field.name, plain)
     low, high = getattr(algorithm, "phi_min", 0.0), getattr(algorithm, "phi_max", math.inf)
     if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
         raise SettingError("phi_min", low, f"must not be above phi_max, which is {high}")
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _positive(value: Any) -> bool:
@@ -131,6 +135,6 @@ _RULES: Mapping[str, _Rule] = {
     ),
     "phi_min": (lambda v: _number(v) and 0 <= v < math.inf, "a number from 0 on"),
     "phi_max": (lambda v: _number(v) and v > 0, "a positive number, or inf"),
-    "sync_every": (lambda v: type(v) is int and v >= 1, "a whole number of rounds from 1 on"),
+    "sync_every": (lambda v: is_whole(v) and v >= 1, "a whole number of rounds from 1 on"),
     "schedule": (callable, "a function from round number to factor, such as StepDecay((30, 70))"),
 }

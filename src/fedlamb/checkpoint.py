@@ -1,7 +1,6 @@
 """Checkpoints: one safetensors file, written aside and renamed, so that it is whole or absent."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import SettingError
+from .files import written_aside
 
 _FORMAT = "fedlamb-checkpoint/1"
 
@@ -25,14 +25,10 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
         # A file holds each tensor by itself, even where two share memory.
         stored[name] = tensor.contiguous() if place not in seen else _copy(tensor)
         seen.add(place)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    if not path.parent.is_dir() or path.is_dir():
+        raise SettingError("checkpoint", str(path), "must be a file in a folder that exists")
+    with written_aside(path) as aside:
         save_file(stored, aside, metadata={"format": _FORMAT, "facts": json.dumps(facts)})
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

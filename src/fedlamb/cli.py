@@ -62,29 +62,39 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder made by ru
 def compare(
     preset: Preset = "digits",
     methods: Annotated[
-        str, typer.Option("--methods", "-m", help="Comma-separated; by default all in the preset.")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--methods", "-m", help="Comma-separated or repeated; by default all in the preset."
+        ),
+    ] = None,
     changes: Changes = None,
     out: Out = None,
 ) -> None:
     """Run several methods side by side: same data, start, cohorts and batches.
 
-    Shows progress, prints a table, and writes a run folder with report.html. Ctrl-C ends after
-    the round with everything saved; `fedlamb resume` goes on to the same bits.
+    Prints a table and writes a run folder with report.html.
+
+    Ctrl-C ends after the round with everything saved; fedlamb resume goes on to the same bits.
 
     Example: fedlamb compare -m fed-lamb,fed-ams -s algorithms.fed-ams.lr=0.003
     """
     experiment = load_experiment(preset, changes or ())
-    if methods:
-        experiment = _select(experiment, [name.strip() for name in methods.split(",")])
+    chosen = [name.strip() for part in methods or () for name in part.split(",") if name.strip()]
+    if chosen:
+        experiment = _select(experiment, chosen)
     _start(experiment, out or _new_folder(preset, "compare"))
 
 
 @app.command()
 def run(
     method: Annotated[
-        str, typer.Option("--method", "-m", help=f"One of {', '.join(ALGORITHMS)}.")
-    ] = "fed-lamb",
+        str,
+        typer.Option(
+            "--method",
+            "-m",
+            help=f"One of {', '.join(ALGORITHMS)}; by default fed-lamb, or the only one there is.",
+        ),
+    ] = "",
     preset: Preset = "digits",
     changes: Changes = None,
     out: Out = None,
@@ -93,6 +103,9 @@ def run(
 
     Example: fedlamb run -m fed-lamb -s algorithm.lr=0.01 -s federation.rounds=20
     """
+    if not method:
+        there = list(load_experiment(preset).algorithms)
+        method = there[0] if len(there) == 1 else "fed-lamb"
     if method not in ALGORITHMS:
         raise unknown_name("method", method, ALGORITHMS)
     own = f"algorithms.{method}."
@@ -113,6 +126,7 @@ def resume(folder: Folder) -> None:
 @app.command()
 def report(folder: Folder) -> None:
     """Draw report.html again and print the table, from the run folder alone."""
+    page.require()
     experiment = _experiment_of(folder)
     _show(experiment, folder, _summaries(experiment, folder))
 
@@ -124,7 +138,7 @@ def main() -> None:
     except SettingError as error:
         _fail(str(error), code=2)
     except OSError as error:
-        _fail(f"{error}; what was saved before is whole", code=1)
+        _fail(str(error), code=1)
 
 
 def _fail(message: str, code: int) -> None:
@@ -157,7 +171,7 @@ def _new_folder(preset: str, kind: str) -> Path:
 def _start(experiment: Experiment, folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(
-            "out", str(folder), "exists already; name a new folder, or go on with: fedlamb resume"
+            "out", str(folder), "exists already and is not overwritten; name a new folder"
         )
     settings = experiment.complete()
     # Everything that can be wrong with the settings is wrong before anything is written.
@@ -189,7 +203,7 @@ def _carry_out(experiment: Experiment, folder: Path) -> None:
                 break
     _show(experiment, folder, summaries)
     if interrupted:
-        console.print(f"Stopped after the round. Go on with: fedlamb resume {folder}")
+        console.print("Stopped after the round.")
         raise typer.Exit(code=130)
 
 
@@ -227,6 +241,11 @@ def _show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> Non
     for row in rows(summaries):
         table.add_row(*row)
     console.print(table)
+    for s in summaries:
+        if s.status == "interrupted":
+            console.print(f"{s.method}: {s.rounds} of {experiment.federation.rounds} rounds done")
+    if any(s.status == "interrupted" for s in summaries):
+        console.print(f"Go on with: fedlamb resume {folder}", soft_wrap=True)
     console.print(f"Run folder: {folder}", soft_wrap=True)
     if page.available():
         metrics = {s.method: read_metrics(_place(experiment, folder, s.method)) for s in summaries}

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
+from typing import Any
 
 
 class SettingError(ValueError):
@@ -14,6 +16,18 @@ class SettingError(ValueError):
     def under(self, section: str) -> "SettingError":
         """The same error for a setting that lies in a section."""
         return SettingError(f"{section}.{self.setting}", self.value, self.right)
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole_number(setting: str, value: Any, least: int) -> int:
+    """The value as a plain int, checked."""
+    if not is_whole(value) or not least <= value < 2**63:
+        raise SettingError(setting, value, f"must be a whole number from {least} on")
+    return int(value)
 
 
 def unknown_name(setting: str, value: object, known: Iterable[str]) -> SettingError:

@@ -63,7 +63,7 @@ class Experiment(_Section):
     """Everything that decides a result, and the algorithms to run under it."""
 
     title: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     target: Annotated[float, Field(gt=0, le=1)] = 0.9
     """The test accuracy for "rounds to target"."""
     data: Data
@@ -76,7 +76,12 @@ class Experiment(_Section):
     def only(self, method: str) -> "Experiment":
         """The same experiment with one method."""
         if method not in self.algorithms:
-            raise unknown_name("method", method, self.algorithms)
+            raise SettingError(
+                "method",
+                method,
+                f"is not in these settings, which have {', '.join(self.algorithms)}; "
+                f"give it a rate with --set algorithms.{method}.lr=0.01",
+            )
         return self.model_copy(update={"algorithms": {method: self.algorithms[method]}})
 
     def complete(self) -> dict[str, Any]:
@@ -175,6 +180,8 @@ def _read(source: str) -> dict[str, Any]:
         table: dict[str, Any] = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise SettingError("preset", source, f"cannot be read; {error}") from error
+    if not isinstance(table, dict) or not table:
+        raise SettingError("preset", source, "holds no settings; see fedlamb/presets/digits.toml")
     return table
 
 
@@ -205,6 +212,8 @@ def _schedule(value: Any) -> Any:
     for key, part in table.items():
         if key not in StepDecay.__dataclass_fields__:
             raise unknown_key("schedule", key, part, StepDecay.__dataclass_fields__)
+    if "after" not in table:
+        raise SettingError("schedule.after", None, "must be given, for example [30, 70]")
     return StepDecay(**table)
 
 
@@ -214,11 +223,22 @@ def _sentence(error: ValidationError) -> SettingError:
     *section, key = [str(part) for part in first["loc"]]
     name = ".".join([*section, key])
     if first["type"] == "extra_forbidden":
+        sections = ("federation", "split", "model", "data")
+        where = [f"{name}.{key}" for name in sections if key in _keys_of([name])]
+        if key in _HYPERPARAMETERS:
+            where.append(f"algorithms.METHOD.{key}")
+        if not section and where:
+            return SettingError(key, first["input"], f"is no setting; did you mean {where[0]!r}?")
         return unknown_key(".".join(section), key, first["input"], _keys_of(section))
     if first["type"] == "missing":
         return SettingError(name, None, "is missing and must be given")
-    right = first["msg"].replace("Input should be", "must be")
+    right = first["msg"].replace("Input should be", "must be").replace("valid dictionary or", "")
+    if first["type"] == "model_type":
+        right = f"must be a section with {', '.join(_keys_of([*section, key]))}"
     return SettingError(name, first["input"], right)
+
+
+_HYPERPARAMETERS = {key for cls in ALGORITHMS.values() for key in cls.__dataclass_fields__}
 
 
 def _keys_of(section: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from typing import IO, Any, Literal
 import torch
 
 from .errors import SettingError
+from .files import remove_leftovers, write_text
 from .simulate.fit import Round, Run
 
 Status = Literal["finished", "interrupted", "diverged"]
@@ -100,6 +101,7 @@ def conduct(
 ) -> Status:
     """Runs the remaining rounds, each saved before the next; `stop` ends after a round."""
     with locked(folder.path):
+        remove_leftovers(folder.checkpoint)
         if folder.checkpoint.exists():
             run.restore(folder.checkpoint)
         folder.keep_rounds(run.number)
@@ -159,19 +161,6 @@ def environment() -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON; the file is whole or absent."""
     write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes aside, then renames."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 @contextmanager

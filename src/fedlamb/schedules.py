@@ -3,10 +3,11 @@
 Any callable will do; the factor is constant within a round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 
-from .errors import SettingError
+from .errors import SettingError, is_whole
 
 Schedule = Callable[[int], float]
 
@@ -27,10 +28,13 @@ class StepDecay:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "after", tuple(self.after))
-        if not all(type(r) is int and r >= 1 for r in self.after):
-            raise SettingError("schedule.after", self.after, "must be round numbers from 1 on")
-        if isinstance(self.factor, bool) or not 0 < self.factor < float("inf"):
+        rounds = self.after if isinstance(self.after, Iterable) else None
+        if rounds is None or not all(is_whole(r) and r >= 1 for r in rounds):
+            raise SettingError(
+                "schedule.after", self.after, "must be round numbers from 1 on, such as [30, 70]"
+            )
+        object.__setattr__(self, "after", tuple(int(r) for r in rounds))
+        if not isinstance(self.factor, Real) or not 0 < self.factor < float("inf"):
             raise SettingError("schedule.factor", self.factor, "must be a positive number")
 
     def __call__(self, round: int) -> float:

@@ -98,8 +98,9 @@ def norms(tree: Tree) -> Tree:
 
 
 def detached(tree: Mapping[str, Tensor]) -> Tree:
-    """The same numbers in memory of their own, outside any autograd graph."""
-    return {name: t.detach().clone() for name, t in tree.items()}
+    """The same numbers in plain memory of their own, outside any autograd graph."""
+    plain = torch.contiguous_format
+    return {name: t.detach().clone(memory_format=plain) for name, t in tree.items()}
 
 
 def _each(name: str, *trees: Tree, **numbers: float) -> Tree:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError
-from ..records import Summary, write_text
+from ..files import write_text
+from ..records import Summary
 from .table import headings, rows
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; layer-wise methods are drawn
@@ -33,6 +34,14 @@ def available() -> bool:
     return True
 
 
+def require() -> None:
+    """Raises where the drawing library is not installed."""
+    if not available():
+        raise SettingError(
+            "report", "report.html", "needs plotly: pip install 'fedlamb[report]' brings it"
+        )
+
+
 def write_page(
     path: Path,
     settings: Mapping[str, Any],
@@ -40,10 +49,7 @@ def write_page(
     summaries: Sequence[Summary],
 ) -> None:
     """Writes the page for these methods' metrics."""
-    if not available():
-        raise SettingError(
-            "report", str(path), "needs plotly; install it with: pip install 'fedlamb[report]'"
-        )
+    require()
     from plotly.io import to_html
 
     target = float(settings["target"])

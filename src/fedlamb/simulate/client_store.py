@@ -1,6 +1,6 @@
 """What clients keep between rounds; only those that ever took part have an entry."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -29,6 +29,3 @@ class ClientStore:
     def replace(self, states: Mapping[int, Any], held: Mapping[int, dict[str, int]]) -> None:
         """Forgets everything and takes these instead."""
         self.states, self.held = dict(states), dict(held)
-
-    def __iter__(self) -> Iterable[int]:
-        return iter(self.states)

@@ -3,17 +3,19 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..algorithm import AnyAlgorithm
 from ..checkpoint import load_checkpoint, save_checkpoint
-from ..errors import SettingError
+from ..errors import SettingError, whole_number
 from ..plan import Plan
 from ..tasks.task import Task
 from ..trees import Tree
@@ -62,22 +64,23 @@ def fit(
     weighting: the mean over clients, "uniform" or by number of "examples".
     seed: decides cohorts, batches and random layers. Same seed, same bits.
     """
-    for name, value in (("rounds", rounds), ("batch_size", batch_size), ("epochs", epochs)):
-        if type(value) is not int or value < 1:
-            raise SettingError(name, value, "must be a whole number from 1 on")
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+    rounds = whole_number("rounds", rounds, 1)
+    batch_size, epochs = (
+        whole_number("batch_size", batch_size, 1),
+        whole_number("epochs", epochs, 1),
+    )
+    seed = whole_number("seed", seed, 0)
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < fraction <= 1:
         raise SettingError("fraction", fraction, "must be above 0 and at most 1, for example 0.5")
     if weighting not in ("uniform", "examples"):
         raise SettingError("weighting", weighting, "must be 'uniform' or 'examples'")
-    if type(seed) is not int or seed < 0:
-        raise SettingError("seed", seed, "must be a whole number from 0 on")
     for function in ("server_init", "client_step", "server_update"):
         if isinstance(algorithm, type) or not callable(getattr(algorithm, function, None)):
             raise SettingError(
                 "algorithm", algorithm, "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
             )
     rows = _client_rows(clients, task)
-    plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)
+    plan = Plan(rows, fraction=float(fraction), batch_size=batch_size, epochs=epochs, seed=seed)
     return Run(algorithm, task, plan, weighting, rounds)
 
 
@@ -141,19 +144,17 @@ class Run(Iterator[Round]):
 
     def save(self, path: str | Path) -> None:
         """Writes everything that the next round depends on."""
-        tensors = {f"server/{name}": t for name, t in pack(self.server).items()}
-        tensors |= {f"buffers/{name}": t for name, t in self.buffers.items()}
+        tensors = pack(_Global(self.server, self.buffers))
         for client, state in self.store.states.items():
             tensors |= {f"client/{client}/{name}": t for name, t in pack(state).items()}
         held = {str(client): versions for client, versions in self.store.held.items()}
-        facts = {"number": self.number, "run": self._identity(), "held": held}
+        facts = {"number": self.number, "run": self._identity, "held": held}
         save_checkpoint(Path(path), tensors, facts)
 
     def restore(self, path: str | Path) -> None:
         """Takes the state that `save` wrote for a run with the same settings."""
         tensors, facts = load_checkpoint(Path(path))
-        identity = self._identity()
-        for key, mine in identity.items():
+        for key, mine in self._identity.items():
             if facts["run"].get(key) != mine:
                 raise SettingError(
                     "checkpoint",
@@ -161,43 +162,62 @@ class Run(Iterator[Round]):
                     f"was made with {key} = {facts['run'].get(key)!r}, "
                     f"and this run has {mine!r}; use the settings that it was made with",
                 )
-        parts: dict[str, dict[str, Tensor]] = {}
         states: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
-            if part == "client":
-                client, _, rest = rest.partition("/")
-                states.setdefault(int(client), {})[rest] = tensor
-            else:
-                parts.setdefault(part, {})[rest] = tensor
+        for name in [name for name in tensors if name.startswith("client/")]:
+            _, client, rest = name.split("/", 2)
+            states.setdefault(int(client), {})[rest] = tensors.pop(name)
         like = self.algorithm.client_init(self.task.params)
         try:
-            server = unpack(parts["server"], like=self.server)
+            server, buffers = unpack(tensors, like=_Global(self.server, self.task.buffers))
             found = {client: unpack(state, like) for client, state in states.items()}
-        except (KeyError, RecordError) as error:
+            if set(buffers) != set(self.task.buffers):
+                raise RecordError("the model's buffers are missing")
+        except RecordError as error:
             raise SettingError(
                 "checkpoint", str(path), f"does not fit the model; {error}"
             ) from error
-        self.server, self.number = server, facts["number"]
-        device = next(iter(self.params.values())).device
-        self.buffers = {n: parts["buffers"][n].to(device) for n in self.task.buffers}
+        self.server, self.buffers, self.number = server, buffers, facts["number"]
         held = {int(client): versions for client, versions in facts["held"].items()}
         self.store.replace(found, held)
 
+    @cached_property
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a resumed run to be the same run."""
+        algorithm = describe(self.algorithm)
+        if isinstance(algorithm, dict):
+            algorithm = {f"algorithm.{key}": value for key, value in algorithm.items()}
+        else:
+            algorithm = {"algorithm": algorithm}
         digest = hashlib.sha256()
         for rows in self.plan.clients:
             digest.update(len(rows).to_bytes(8, "little") + rows.cpu().numpy().tobytes())
         return {
-            "algorithm": describe(self.algorithm),
+            **algorithm,
             "seed": self.plan.seed,
             "fraction": self.plan.fraction,
             "batch_size": self.plan.batch_size,
             "epochs": self.plan.epochs,
             "weighting": self.weighting,
             "clients": digest.hexdigest(),
+            "data": _sample_digest(self.task),
         }
+
+
+class _Global(NamedTuple):
+    """What the server holds."""
+
+    server: Any
+    buffers: Tree
+
+
+def _sample_digest(task: Task) -> str:
+    """Tells one data set from another by its shape and up to 256 of its examples."""
+    x, y = task.train
+    some = torch.linspace(0, len(x) - 1, min(len(x), 256)).long().to(x.device)
+    digest = hashlib.sha256(f"{tuple(x.shape)} {x.dtype}".encode())
+    for part in (x[some], y[some]):
+        digest.update(part.cpu().double().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def describe(part: Any) -> Any:
@@ -212,18 +232,35 @@ def describe(part: Any) -> Any:
     if isinstance(part, Tensor):
         return part.tolist()
     if callable(part):
-        return getattr(part, "__qualname__", type(part).__qualname__)
-    return part
+        return _function_name(part)
+    if part is None or isinstance(part, str | int | float):
+        return part
+    return type(part).__qualname__
+
+
+def _function_name(function: Any) -> str:
+    """Its name; a lambda, which has none, is told apart by its code."""
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if "<" not in name or code is None:
+        return name
+    plain = [c for c in code.co_consts if isinstance(c, str | int | float | tuple)]
+    return f"{name} {hashlib.sha256(code.co_code + repr(plain).encode()).hexdigest()[:12]}"
 
 
 def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:
     """The rows as whole numbers on the data's device, each client checked."""
     x, _ = task.train
-    if isinstance(clients, str | int) or len(clients) == 0:
+    if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
         raise SettingError("clients", clients, "must be a list with the rows of each client")
     found = []
     for client, given in enumerate(clients):
-        rows = torch.as_tensor(given)
+        try:
+            rows = torch.as_tensor(sorted(given) if isinstance(given, set) else given)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingError(
+                f"clients[{client}]", given, "must be a list of row numbers"
+            ) from error
         if rows.numel() == 0:
             raise SettingError(f"clients[{client}]", [], "must hold at least one row")
         if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
@@ -235,4 +272,6 @@ def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:
                 f"must lie from 0 to {len(x) - 1}, since there are {len(x)} training examples",
             )
         found.append(rows.to(device=x.device, dtype=torch.int64))
+    if not found:
+        raise SettingError("clients", [], "must be a list with the rows of each client")
     return found

@@ -1,7 +1,6 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +9,12 @@ from torch import Tensor, nn
 from ..algorithm import AnyAlgorithm
 from ..local_round import Outcome, local_round
 from ..plan import Plan
-from ..tasks.task import Task
+from ..randomness import own_random_state
+from ..tasks.task import CHUNK, Task
 from ..trees import Tree, add, add_scaled, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
 from .running_mean import RunningMean
-
-_CHUNK = 1024  # rows at a time in a full gradient
 
 
 class Assignment(NamedTuple):
@@ -67,9 +65,10 @@ class Loop:
         # The whole cohort is planned first: between two clients the same takes several times
         # as long, since by then the caches hold nothing but models and data.
         work = [self._assignment(round, client) for client in self.plan.cohort(round)]
-        with torch.enable_grad(), _own_random_state(self._device):
+        with torch.enable_grad(), own_random_state(self._device) as generator:
             for each in work:
                 try:
+                    generator.manual_seed(each.model_seed)
                     outcome = self._local_round(each, sent, buffers)
                 except Exception as error:
                     error.add_note(f"in the local round of client {each.client}, round {round}")
@@ -89,30 +88,17 @@ class Loop:
         return Assignment(client, rows, batches, plan.model_seed(round, client))
 
     def _local_round(self, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
-        _generator(self._device).manual_seed(each.model_seed)
         state = self.store.state(each.client)
         return local_round(
             self.algorithm, self.gradients, state, sent, buffers, each.rows, each.batches
         )
 
 
-def _own_random_state(device: torch.device) -> AbstractContextManager[None]:
-    """Leaves the global generators as they were."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
-def _generator(device: torch.device) -> torch.Generator:
-    """The generator that random layers on this device draw from."""
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index]
-    return torch.default_generator
-
-
 class Autograd:
     """Gradients by plain autograd on one private copy of the model.
 
     Parameters are put into the model by reference, buffers by a copy, since training mode
-    changes them in place.
+    changes them in place. Buffers that are not part of the state start afresh each time.
     """
 
     def __init__(self, task: Task) -> None:
@@ -121,7 +107,9 @@ class Autograd:
         self.x, self.y = task.train
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
-        self._owners = {name: _owner(self.model, name) for name in task.buffers}
+        found = {name: b.clone() for name, b in self.model.named_buffers()}
+        self._owners = {name: _owner(self.model, name) for name in found}
+        self._afresh = {name: b for name, b in found.items() if name not in task.buffers}
         self._training: bool | None = None
 
     def minibatch(self, params: Tree, buffers: Tree, rows: Tensor) -> tuple[Tree, Tree, Tensor]:
@@ -134,7 +122,7 @@ class Autograd:
         self._mode(training=False)
         self._load(buffers)
         total = zeros_like(params)
-        for chunk in torch.split(rows, _CHUNK):
+        for chunk in torch.split(rows, CHUNK):
             gradient, _ = self._gradient(params, chunk)
             total = add_scaled(total, len(chunk) / len(rows), gradient)
         return total
@@ -145,18 +133,21 @@ class Autograd:
         x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
         loss = self.loss(self.model(x), y)
         gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)
-        of = dict(zip(params, gradient, strict=True))
-        if any(g is None for g in gradient):  # a parameter that this loss does not reach
-            of = {n: torch.zeros_like(params[n]) if g is None else g for n, g in of.items()}
+        of = {
+            # None where this loss does not reach the parameter. The layout is always the plain
+            # one, as in a checkpoint, so that a resumed run sums in the same order.
+            name: torch.zeros_like(params[name]) if g is None else g.contiguous()
+            for name, g in zip(params, gradient, strict=True)
+        }
         return of, loss.detach()
 
     def _load(self, buffers: Tree) -> Tree:
-        if not buffers:
+        if not self._owners:
             return buffers
-        now = {name: b.clone() for name, b in buffers.items()}
+        now = {name: b.clone() for name, b in (self._afresh | buffers).items()}
         for name, (module, attribute) in self._owners.items():
             module._buffers[attribute] = now[name]
-        return now
+        return {name: now[name] for name in buffers}
 
     def _mode(self, training: bool) -> None:
         if self._training is not training:

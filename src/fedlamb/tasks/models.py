@@ -8,7 +8,10 @@ from torch import nn
 
 
 def mlp(inputs: int, hidden: Sequence[int], outputs: int, seed: int = 0) -> nn.Sequential:
-    """A multi-layer perceptron with ReLU between its layers; inputs of any shape are flattened."""
+    """A multi-layer perceptron with ReLU between its layers; inputs of any shape are flattened.
+
+    The start is drawn under `seed`, whatever the global generator holds.
+    """
     sizes = [inputs, *hidden, outputs]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import SettingError
+from ..errors import SettingError, whole_number
 
 
 def iid(samples: int, n: int, seed: int = 0) -> list[Tensor]:
@@ -34,9 +34,8 @@ def shards(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> list[Tens
 
 
 def _check_counts(samples: int, n: int, per_client: int) -> None:
-    for name, value in (("n", n), ("per_client", per_client)):
-        if type(value) is not int or value < 1:
-            raise SettingError(name, value, "must be a whole number from 1 on")
+    for name, value in (("samples", samples), ("n", n), ("per_client", per_client)):
+        whole_number(name, value, 1)
     if n * per_client > samples:
         raise SettingError(
             "n",

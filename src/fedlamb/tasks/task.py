@@ -1,20 +1,23 @@
 """What is learnt: a model, a loss, data and metrics. Knows nothing of federation."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SettingError
+from ..randomness import own_random_state
 from ..trees import Tree, detached
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the mean over the examples, a scalar."""
 
-_CHUNK = 1024  # rows at a time wherever all of the data are passed through the model
+CHUNK = 1024  # rows at a time wherever all of the data are passed through the model
 
 
 class Task:
@@ -22,11 +25,13 @@ class Task:
 
     model: any `nn.Module`; it is copied, never changed, and its parameters are the start.
     train, test: pairs (inputs, targets) of tensors or arrays, first axis = examples. They are
-        moved to the model's device, and floating inputs are cast to its dtype.
+        moved to the model's device; floating inputs are cast to its dtype, whole-number targets
+        to int64.
     loss: mean over the examples; by default cross-entropy for whole-number targets and mean
         squared error for floating ones.
     metrics: name -> a function like a loss, reported on the test data as `test_NAME`, beside
-        `test_loss`; by default the accuracy for whole-number targets.
+        `test_loss`; by default the accuracy, where targets are whole numbers and the model has an
+        output for each class.
     """
 
     def __init__(
@@ -40,25 +45,22 @@ class Task:
         if not isinstance(model, nn.Module):
             raise SettingError("model", type(model).__name__, "must be a torch.nn.Module")
         self.model = copy.deepcopy(model)
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if not trained:
-            raise SettingError(
-                "model", type(model).__name__, "has no parameters to train; it needs at least one"
-            )
-        self.params: Tree = detached(trained)
+        self.params = _trained(self.model)
         kept = self.model.state_dict(keep_vars=True)
         self.buffers: Tree = detached({n: b for n, b in self.model.named_buffers() if n in kept})
         like = next(iter(self.params.values()))
+        self.device = like.device
         self.train = _pair("train", train, like)
         self.test = _pair("test", test, like)
         classifies = not self.train[1].is_floating_point()
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
         )
-        self.metrics: Mapping[str, Loss] = (
-            metrics if metrics is not None else {"accuracy": accuracy} if classifies else {}
-        )
-        self._check_fit(labels=classifies and loss is None)
+        outputs = self._check_fit(labels=classifies and loss is None)
+        if metrics is None:
+            scored = classifies and outputs.dim() > 1 and outputs.shape[1] > 1
+            metrics = {"accuracy": accuracy} if scored else {}
+        self.metrics = _checked(metrics, outputs, self.train[1][: len(outputs)])
 
     def evaluate(self, params: Tree, buffers: Tree) -> dict[str, float]:
         """The loss and every metric on the test data, means over the examples."""
@@ -66,9 +68,11 @@ class Task:
         totals = dict.fromkeys(measured, 0.0)
         x, y = self.test
         self.model.eval()
-        with torch.no_grad():
-            for inputs, targets in zip(torch.split(x, _CHUNK), torch.split(y, _CHUNK), strict=True):
-                outputs = functional_call(self.model, {**params, **buffers}, (inputs,))
+        # Copies, in case the model writes on its inputs or buffers; own draws, in case it draws.
+        state = {**params, **{name: b.clone() for name, b in buffers.items()}}
+        with torch.no_grad(), own_random_state(self.device):
+            for part, targets in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
+                outputs = functional_call(self.model, state, (part.clone(),))
                 for name, function in measured.items():
                     totals[name] += float(function(outputs, targets)) * len(targets)
         return {f"test_{name}": total / len(y) for name, total in totals.items()}
@@ -79,7 +83,7 @@ class Task:
         model.load_state_dict({**params, **buffers}, strict=False)
         return model
 
-    def _check_fit(self, labels: bool) -> None:
+    def _check_fit(self, labels: bool) -> Tensor:
         """One small pass, so that a model that does not fit the data is told at once."""
         (x, y), (xt, yt) = self.train, self.test
         if x.shape[1:] != xt.shape[1:] or y.shape[1:] != yt.shape[1:]:
@@ -90,17 +94,27 @@ class Task:
             )
         name = type(self.model).__name__
         fits = f"must fit inputs of shape {_example(x)} and targets of shape {_example(y)} each"
-        self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), own_random_state(self.device), warnings.catch_warnings():
+            # torch only warns of outputs and targets that it broadcasts against each other.
+            warnings.filterwarnings("error", message="Using a target size")
+            self._check_training_pass(x[:2])
             try:
-                outputs = self.model(x[:2])
+                outputs = copy.deepcopy(self.model).eval()(x[:2].clone())
             except Exception as error:
-                raise SettingError("model", name, f"{fits}; {error}") from error
+                raise SettingError("model", name, f"{fits}; {error}{_whole_inputs(x)}") from error
+            if not isinstance(outputs, Tensor):
+                kind = type(outputs).__name__
+                raise SettingError("model", name, f"must return one tensor, and returns a {kind}")
             if labels and outputs.dim() > 1:
                 _check_labels("train", y, outputs.shape[1])
                 _check_labels("test", yt, outputs.shape[1])
             if self.loss is nn.functional.mse_loss and outputs.shape != y[:2].shape:
-                raise SettingError("model", name, f"{fits}; its outputs are {_example(outputs)}")
+                raise SettingError(
+                    "model",
+                    name,
+                    f"{fits}; its outputs are {_example(outputs)}, and floating targets mean "
+                    "regression (for classification give labels as whole numbers)",
+                )
             try:
                 value = self.loss(outputs, y[:2])
             except Exception as error:
@@ -109,11 +123,59 @@ class Task:
             raise SettingError(
                 "loss", _name(self.loss), "must return a scalar tensor, the mean over the examples"
             )
+        return outputs
+
+    def _check_training_pass(self, x: Tensor) -> None:
+        """In training mode: parameters belong to the algorithm, and outputs depend on them."""
+        model, name = copy.deepcopy(self.model).train(), type(self.model).__name__
+        try:
+            with torch.enable_grad():
+                outputs = model(x.clone())
+        except Exception:  # told by the pass in evaluation mode, or it is batch norm on one example
+            return
+        if isinstance(outputs, Tensor) and not outputs.requires_grad:
+            raise SettingError(
+                "model", name, "must give outputs with a gradient; is there a detach() in forward?"
+            )
+        for key, parameter in model.named_parameters():
+            if key in self.params and not torch.equal(parameter, self.params[key]):
+                raise SettingError(
+                    "model", name, f"must not change its parameters in forward, and changes {key}"
+                )
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The share of examples whose largest output is the target."""
     return (outputs.argmax(dim=1) == targets).double().mean()
+
+
+def _trained(model: nn.Module) -> Tree:
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    name = type(model).__name__
+    if not trained:
+        raise SettingError("model", name, "has no parameters to train; it needs at least one")
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        raise SettingError(
+            "model", name, "has lazy parameters without a shape; pass one example through it first"
+        )
+    return detached(trained)
+
+
+def _checked(metrics: Any, outputs: Tensor, targets: Tensor) -> Mapping[str, Loss]:
+    if not isinstance(metrics, Mapping) or "loss" in metrics:
+        raise SettingError(
+            "metrics", metrics, "must be a dictionary from name to function; 'loss' is taken"
+        )
+    for name, function in metrics.items():
+        try:
+            float(function(outputs, targets))
+        except Exception as error:
+            raise SettingError(
+                f"metrics[{name!r}]",
+                _name(function),
+                f"must map (outputs, targets) to one number, the mean over the examples; {error}",
+            ) from error
+    return metrics
 
 
 def _pair(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,12 +201,12 @@ def _pair(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
                     f"{int(bad.sum())} rows with NaN or infinity",
                     f"must be finite numbers; the first bad row is {row}",
                 )
-    return _to(x, like), _to(y, like)
+    return _to(x, like, x.dtype), _to(y, like, torch.int64)
 
 
-def _to(data: Tensor, like: Tensor) -> Tensor:
-    """On the device of `like`, and of its dtype where floating; whole numbers stay whole."""
-    dtype = like.dtype if data.is_floating_point() else data.dtype
+def _to(data: Tensor, like: Tensor, whole: torch.dtype) -> Tensor:
+    """On the device of `like`; of its dtype where floating, of `whole` otherwise."""
+    dtype = like.dtype if data.is_floating_point() else whole
     return data.detach().to(device=like.device, dtype=dtype).contiguous()
 
 
@@ -158,9 +220,13 @@ def _check_labels(name: str, labels: Tensor, classes: int) -> None:
         )
 
 
+def _whole_inputs(x: Tensor) -> str:
+    return "" if x.is_floating_point() else f" (inputs are {x.dtype}: x.float() / 255, perhaps?)"
+
+
 def _example(data: Tensor) -> tuple[int, ...]:
     return tuple(data.shape[1:])
 
 
-def _name(function: Loss) -> str:
+def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
