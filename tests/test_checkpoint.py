@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import fedlamb as fl
@@ -62,6 +63,8 @@ def test_a_missing_file_is_told(tmp_path):
         (lambda: SMALL.fit(fl.FedAMS(lr=0.05)), "algorithm.class"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), seed=4), "seed"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), batch_size=2), "batch_size"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), epochs=2), "epochs"),
+        (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), fraction=0.5), "fraction"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), weighting="examples"), "weighting"),
         (lambda: SMALL.fit(fl.FedLAMB(lr=0.05), clients=[[0], [1], [2]]), "clients"),
     ],
@@ -102,6 +105,15 @@ def test_a_checkpoint_is_on_the_disk_before_it_takes_its_place(saved, monkeypatc
     monkeypatch.setattr(Path, "replace", lambda a, b: (events.append("replace"), replace(a, b))[1])
     SMALL.fit(fl.FedLAMB(lr=0.05)).save(saved)
     assert events == ["fsync", "replace", "fsync"]
+
+
+def test_a_full_disk_is_told_as_an_error_of_the_system(saved, monkeypatch):
+    def full(tensors, path, metadata):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("fedlamb.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="cannot be written; No space left"):
+        SMALL.fit(fl.FedLAMB(lr=0.05)).save(saved)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):

@@ -257,3 +257,26 @@ def test_a_checkpoint_without_the_model_s_buffers_is_refused_and_changes_nothing
     with pytest.raises(fl.SettingError, match="buffers are missing"):
         second.restore(tmp_path / "c")
     assert second.number == 0
+
+
+def test_a_buffer_that_is_put_in_the_place_of_another_counts():
+    class Smoothed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = build(nn.Linear(4, 3))
+            self.register_buffer("mean", torch.zeros(4).double())
+
+        def forward(self, x):
+            if self.training:
+                self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+            return self.layer(x - self.mean)
+
+    x, _ = data()
+    run = fl.fit(
+        fl.FedSGD(lr=0.1), fl.Task(Smoothed(), data(), data()), clients=[range(24)], rounds=1
+    )
+    next(run)
+    assert torch.allclose(run.buffers["mean"], x.mean(0) / 2, atol=1e-12)
+    metrics = run.task.evaluate(run.params, run.buffers)
+    assert metrics != run.task.evaluate(run.params, run.task.buffers)
+    assert torch.equal(run.model().mean, run.buffers["mean"])

@@ -27,6 +27,11 @@ def test_cohort_has_the_stated_size_without_repeats(n, percent, seed):
     assert drawn[-1] < n
 
 
+def test_cohort_size_is_the_floor_of_the_true_product():
+    assert 0.29 * 100 < 29  # as floats multiply
+    assert len(plan([1] * 100, fraction=0.29).cohort(1)) == 29
+
+
 def test_cohorts_are_uniform():
     """Each of 10 clients in half of 2,000 rounds, within five standard deviations."""
     p = plan([1] * 10, fraction=0.5)

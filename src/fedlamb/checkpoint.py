@@ -28,7 +28,10 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
     if not path.parent.is_dir() or path.is_dir():
         raise SettingError("checkpoint", str(path), "must be a file in a folder that exists")
     with written_aside(path) as aside:
-        save_file(stored, aside, metadata={"format": _FORMAT, "facts": json.dumps(facts)})
+        try:
+            save_file(stored, aside, metadata={"format": _FORMAT, "facts": json.dumps(facts)})
+        except SafetensorError as error:  # a full disk, for one
+            raise OSError(f"{path} cannot be written; {error}") from error
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

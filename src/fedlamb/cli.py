@@ -19,7 +19,16 @@ from . import __version__
 from .algorithms import ALGORITHMS
 from .errors import SettingError, unknown_name
 from .experiment import Experiment, build_run, load_experiment, presets, validate
-from .records import RunFolder, Status, Summary, conduct, read_metrics, summary_of, write_json
+from .records import (
+    RunFolder,
+    Status,
+    Summary,
+    conduct,
+    locked,
+    read_metrics,
+    summary_of,
+    write_json,
+)
 from .report import page
 from .report.table import headings, percent, rows
 from .simulate.fit import Round
@@ -120,7 +129,9 @@ def run(
 @app.command()
 def resume(folder: Folder) -> None:
     """Go on with a run that was interrupted or killed, to the same bits as an unbroken one."""
-    _carry_out(_experiment_of(folder), folder)
+    experiment = _experiment_of(folder)
+    with locked(folder):
+        _carry_out(experiment, folder)
 
 
 @app.command()
@@ -169,7 +180,8 @@ def _new_folder(preset: str, kind: str) -> Path:
 
 
 def _start(experiment: Experiment, folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    leftovers = {".lock"}  # of a start that was refused
+    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - leftovers):
         raise SettingError(
             "out", str(folder), "exists already and is not overwritten; name a new folder"
         )
@@ -178,8 +190,11 @@ def _start(experiment: Experiment, folder: Path) -> None:
     for method in experiment.algorithms:
         build_run(experiment, method)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "settings.json", settings)
-    _carry_out(validate(settings), folder)
+    with locked(folder):
+        if (folder / "settings.json").exists():  # another process was faster
+            raise SettingError("out", str(folder), "exists already; name a new folder")
+        write_json(folder / "settings.json", settings)
+        _carry_out(validate(settings), folder)
 
 
 def _carry_out(experiment: Experiment, folder: Path) -> None:

@@ -84,6 +84,13 @@ class RunFolder:
     def keep_rounds(self, number: int) -> None:
         """Drops lines past round `number`, and a line that a crash cut short."""
         kept = self.metrics()[:number]
+        if len(kept) < number:
+            raise SettingError(
+                "run folder",
+                str(self.path),
+                f"has {len(kept)} readable lines in metrics.jsonl for {number} finished rounds; "
+                "put the file back as it was",
+            )
         write_text(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def summarise(self, method: str, status: Status, target: float) -> Summary:
@@ -99,19 +106,21 @@ def conduct(
     on_round: Callable[[Round], None],
     stop: Callable[[], bool],
 ) -> Status:
-    """Runs the remaining rounds, each saved before the next; `stop` ends after a round."""
-    with locked(folder.path):
-        remove_leftovers(folder.checkpoint)
-        if folder.checkpoint.exists():
-            run.restore(folder.checkpoint)
-        folder.keep_rounds(run.number)
-        while run.number < run.rounds and not run.diverged:
-            if stop():
-                return "interrupted"
-            done = next(run)
-            folder.append(done)
-            run.save(folder.checkpoint)
-            on_round(done)
+    """Runs the remaining rounds, each saved before the next; `stop` ends after a round.
+
+    The caller holds the folder's lock.
+    """
+    remove_leftovers(folder.checkpoint)
+    if folder.checkpoint.exists():
+        run.restore(folder.checkpoint)
+    folder.keep_rounds(run.number)
+    while run.number < run.rounds and not run.diverged:
+        if stop():
+            return "interrupted"
+        done = next(run)
+        folder.append(done)
+        run.save(folder.checkpoint)
+        on_round(done)
     return "diverged" if run.diverged else "finished"
 
 

@@ -116,6 +116,8 @@ class Autograd:
         self._mode(training=True)
         now = self._load(buffers)
         gradient, loss = self._gradient(params, rows)
+        if now:  # a model may have put new tensors in their place
+            now = {name: self._buffer(name) for name in now}
         return gradient, now, loss
 
     def full(self, params: Tree, buffers: Tree, rows: Tensor) -> Tree:
@@ -148,6 +150,12 @@ class Autograd:
         for name, (module, attribute) in self._owners.items():
             module._buffers[attribute] = now[name]
         return {name: now[name] for name in buffers}
+
+    def _buffer(self, name: str) -> Tensor:
+        module, attribute = self._owners[name]
+        held = module._buffers[attribute]
+        assert held is not None
+        return held.detach()
 
     def _mode(self, training: bool) -> None:
         if self._training is not training:
