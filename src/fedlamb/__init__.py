@@ -7,7 +7,7 @@ from .schedules import Schedule, StepDecay
 from .simulate.fit import Round, Run, fit
 from .tasks.datasets import digits
 from .tasks.models import mlp
-from .tasks.partition import iid, shards
+from .tasks.partition import by_value, classes, dirichlet, hold_out, iid, shards
 from .tasks.task import Task, accuracy
 from .trees import Tree
 
@@ -32,8 +32,12 @@ __all__ = [
     "Task",
     "Tree",
     "accuracy",
+    "by_value",
+    "classes",
     "digits",
+    "dirichlet",
     "fit",
+    "hold_out",
     "iid",
     "mlp",
     "shards",
