@@ -2,7 +2,7 @@
 
 Pure functions make new tensors in every step. By default glibc returns a freed block at the top
 of the heap at once, and the next step pays for every page of it again, which can cost more than
-the arithmetic. The setting is the process's own; memory never exceeds the peak of the run.
+the arithmetic. The setting is the whole process's, which then keeps what it had at its peak.
 """
 
 import ctypes
