@@ -34,10 +34,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making the environment in .venv and installing (a minute or more) ..."
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) --editable '.[report]'
+	$(PIP) --editable '.[data,report]'
 	@touch $@
 
 $(DEV): $(READY)
 	@echo "Installing the tools for development ..."
-	$(PIP) --editable '.[report,dev]'
+	$(PIP) --editable '.[data,report,dev]'
 	@touch $@

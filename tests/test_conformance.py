@@ -12,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 import fedlamb as fl
 from fedlamb.local_round import local_round
 from fedlamb.simulate.running_mean import RunningMean
+from fedlamb.tasks.images import Batch
 from fedlamb.wire import nbytes, pack, unpack, uplink_bytes
 from problems import Small
 
@@ -214,7 +215,8 @@ def test_client_round_vectorises(algorithm: Any, sync_round: int) -> None:
         )
     loop = run._executor.gradients
     for c in range(3):
-        alone = local_round(algorithm, loop, states[c], sent, {}, rows[c], list(batches[c]))
+        steps = [Batch(b, None) for b in batches[c]]
+        alone = local_round(algorithm, loop, states[c], sent, {}, rows[c], steps)
         for part, expected in zip(together, (alone.client, alone.report), strict=True):
             for field, tree in zip(part, expected, strict=True):
                 for name, tensor in tree.items():

@@ -6,10 +6,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedlamb as fl
 from fedlamb.experiment import build_run, load_experiment, presets, validate
 
+SHAPES = {
+    "mnist": (1, 28, 28),
+    "fashion_mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "tiny_imagenet": (3, 64, 64),
+}
 PRESET = Path(__file__).parent.parent / "src/fedlamb/presets/digits.toml"
 
 
@@ -17,8 +24,15 @@ PRESET = Path(__file__).parent.parent / "src/fedlamb/presets/digits.toml"
 def test_presets_are_valid_and_complete(name):
     experiment = load_experiment(name)
     assert set(experiment.algorithms) == set(fl.ALGORITHMS)
+    if experiment.data.name == "digits":
+        data = fl.digits()
+    else:  # as large as the split needs, and empty
+        x = torch.zeros((400, *SHAPES[experiment.data.name]), dtype=torch.uint8)
+        y = torch.arange(400) % 10
+        inputs = fl.Images(mean=(0.0,) * x.shape[1], std=(1.0,) * x.shape[1], crop=4)
+        data = fl.Dataset((x, y), (x, y), [str(c) for c in range(10)], inputs)
     for method in experiment.algorithms:
-        build_run(experiment, method)
+        build_run(experiment, method, data)
 
 
 def test_complete_settings_are_json_and_mean_the_same(tmp_path):
@@ -69,7 +83,20 @@ MISTAKES = {
     "seed.x=1": "--set = 'seed.x=1': seed is a single value, not a section",
     "target=90": "target = 90: must be less than or equal to 1",
     "split.clients=100000": "split.clients = 100000: needs 200000 samples at least",
-    "split.kind=dirichlet": "split.kind = 'dirichlet': must be 'iid' or 'shards'",
+    "split.kind=random": "split.kind = 'random': must be 'iid', 'shards', 'classes', 'dirichlet'",
+    "split={kind='file', clients=3}": "split.file = None: is needed by kind = 'file'",
+    "split={kind='iid'}": "split.clients = None: is missing and must be given",
+    "split={kind='file', file='x.json', allocation='per_round'}": "split.allocation = 'per_round': cannot",
+    "split={kind='file', file='x.json'}": "split.file = 'x.json': cannot be read",
+    "split={kind='column', column='who'}": "split.column = 'who': is not there",
+    "split={kind='classes', clients=5, per_client=11}": "split.per_client = 11: must be at most 10",
+    "model.name=cnm": "model.name = 'cnm': is unknown; did you mean 'cnn'?",
+    "model.name=cnn": "model.name = 'cnn': needs 16×16 pixels, not 8×8",
+    "model.name=nowhere:build": "model.name = 'nowhere:build': cannot be imported",
+    "model.name=math:sin": "model.name = 'math:sin': must take (shape, classes)",
+    "model.name=os.path:join": "model.name = 'os.path:join': must take (shape, classes)",
+    "model.precision=fp16": "model.precision = 'fp16': must be 'float32' or 'bf16'",
+    "data.validation=1": "data.validation = 1: must be less than 1",
     "model.hidden=[0]": "model.hidden.0 = 0: must be greater than or equal to 1",
     "data.name=digts": "data.name = 'digts': is unknown; did you mean 'digits'?",
     "algorithms.fed-lamb.lr=-1": "algorithms.fed-lamb.lr = -1: must be a positive number",

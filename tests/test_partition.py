@@ -1,5 +1,6 @@
 """Splits are partitions, seeded, and as skewed as they say."""
 
+import random
 import time
 from collections import Counter
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedlamb as fl
+from fedlamb.plan import Plan
 
 LABELS = st.lists(st.integers(0, 9), min_size=1, max_size=300)
 
@@ -86,6 +88,18 @@ def test_by_value_makes_a_client_of_each_value():
     assert [p.tolist() for p in parts] == [[1, 4], [0, 2], [3]]
 
 
+def test_a_flower_partitioner_is_a_split():
+    state = random.getstate()  # theirs is not ours
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    labels = np.random.default_rng(0).integers(10, size=500)
+    given_by = partitioners.DirichletPartitioner(
+        num_partitions=8, partition_by="label", alpha=0.5, min_partition_size=1, seed=3
+    )
+    parts = fl.from_flower(given_by, {"label": labels})
+    random.setstate(state)
+    assert is_partition(parts, 500)
+
+
 @pytest.mark.parametrize(
     "split",
     [
@@ -119,3 +133,18 @@ def test_hold_out_is_a_partition(samples, share, seed):
     kept, aside = fl.hold_out(samples, share, seed)
     assert sorted([*kept.tolist(), *aside.tolist()]) == list(range(samples))
     assert len(aside) == round(samples * share)
+
+
+@given(n=st.integers(1, 30), fraction=st.sampled_from([0.1, 0.5, 1.0]), seed=st.integers(0, 99))
+def test_per_round_deals_the_whole_set_to_the_active_clients(n, fraction, seed):
+    plan = Plan(
+        fl.PerRound(lambda k, s: fl.iid(40, k, s), n), fraction, batch_size=7, epochs=1, seed=seed
+    )
+    deals = []
+    for r in (1, 2):
+        cohort = plan.cohort(r)
+        parts = [plan.rows(r, client) for client in cohort]
+        assert is_partition(parts, 40)
+        assert same(parts, [plan.rows(r, client) for client in cohort])
+        deals.append([p.tolist() for p in parts])
+    assert deals[0] != deals[1] or len(deals[0]) == 1

@@ -5,9 +5,19 @@ from .algorithms import ALGORITHMS, AdpFed, FedAMS, FedLAMB, FedSGD, Mime, MimeL
 from .errors import SettingError
 from .schedules import Schedule, StepDecay
 from .simulate.fit import Round, Run, fit
-from .tasks.datasets import digits
-from .tasks.models import mlp
-from .tasks.partition import by_value, classes, dirichlet, hold_out, iid, shards
+from .tasks.datasets import Dataset, digits, load_dataset
+from .tasks.images import Images
+from .tasks.models import CNN, ResNet18, ViT, mlp
+from .tasks.partition import (
+    PerRound,
+    by_value,
+    classes,
+    dirichlet,
+    from_flower,
+    hold_out,
+    iid,
+    shards,
+)
 from .tasks.task import Task, accuracy
 from .trees import Tree
 
@@ -15,15 +25,20 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALGORITHMS",
+    "CNN",
     "AdpFed",
     "Algorithm",
+    "Dataset",
     "FedAMS",
     "FedLAMB",
     "FedSGD",
     "GradAt",
+    "Images",
     "Kept",
     "Mime",
     "MimeLAMB",
+    "PerRound",
+    "ResNet18",
     "Round",
     "Run",
     "Schedule",
@@ -31,14 +46,17 @@ __all__ = [
     "StepDecay",
     "Task",
     "Tree",
+    "ViT",
     "accuracy",
     "by_value",
     "classes",
     "digits",
     "dirichlet",
     "fit",
+    "from_flower",
     "hold_out",
     "iid",
+    "load_dataset",
     "mlp",
     "shards",
 ]

@@ -5,20 +5,24 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .algorithms import ALGORITHMS
 from .errors import SettingError, unknown_key, unknown_name
 from .schedules import StepDecay, constant
 from .simulate.fit import Run, Weighting, describe, fit
-from .tasks.datasets import DATASETS
-from .tasks.models import mlp
-from .tasks.partition import iid, shards
-from .tasks.task import Task
+from .tasks.datasets import Dataset, load_dataset
+from .tasks.decoded import Report
+from .tasks.models import Norm, build_model
+from .tasks.partition import PerRound, Rows, by_value, classes, dirichlet, iid, read_rows, shards
+from .tasks.task import Precision, Task
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -31,22 +35,43 @@ class Data(_Section):
     """Which data set."""
 
     name: str
+    """One of the known names, a folder, or an id on the hub."""
+    root: str | None = None
+    """The folder that holds NAME/; it is looked into first."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The share of the training set that is set aside for tuning."""
 
 
 class Split(_Section):
     """How the training rows are dealt to the clients."""
 
-    kind: Literal["iid", "shards"]
-    clients: Count
+    kind: Literal["iid", "shards", "classes", "dirichlet", "column", "file"]
+    clients: Count | None = None
+    """How many; a column or a file tells it itself."""
     per_client: Count = 2
-    """Shards for each client."""
+    """Shards, or classes, for each client."""
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    """Of the Dirichlet draws."""
+    balanced: bool = True
+    """Whether Dirichlet clients have equal sizes."""
+    allocation: Literal["fixed", "per_round"] = "fixed"
+    """One split for the whole run, or all rows dealt anew to the active clients in each round."""
+    column: str | None = None
+    """A client for each value of this column."""
+    file: str | None = None
+    """A JSON file with a list of rows for each client."""
 
 
 class Model(_Section):
     """Which model."""
 
-    name: Literal["mlp"] = "mlp"
-    hidden: Annotated[list[Count], Field(max_length=16)] = [64]
+    name: str = "mlp"
+    """mlp, cnn, resnet18, vit, or one's own as my.module:build."""
+    hidden: Annotated[list[Count], Field(max_length=16)] = [200]
+    """Of the MLP."""
+    norm: Norm = "batch"
+    """Of ResNet-18."""
+    precision: Precision = "float32"
 
 
 class Federation(_Section):
@@ -107,9 +132,8 @@ def validate(table: Mapping[str, Any]) -> Experiment:
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
-        raise _sentence(error) from None
-    if experiment.data.name not in DATASETS:
-        raise unknown_name("data.name", experiment.data.name, DATASETS)
+        raise sentence(error) from None
+    check_split(experiment.split)
     for name, settings in experiment.algorithms.items():
         build_algorithm(name, settings)
     return experiment
@@ -143,26 +167,88 @@ def build_algorithm(name: str, settings: Mapping[str, Any]) -> Any:
         raise error.under(section) from None
 
 
-def build_run(experiment: Experiment, method: str) -> Run:
-    """The federation of one method. Methods share data, split, start and cohorts."""
-    data = DATASETS[experiment.data.name]()
-    x, y = data.train
-    split, seed = experiment.split, experiment.seed
-    try:
-        if split.kind == "iid":
-            clients = iid(len(y), split.clients, seed)
-        else:
-            clients = shards(y, split.clients, split.per_client, seed)
-    except SettingError as error:
-        raise SettingError("split.clients", split.clients, error.right) from None
-    model = mlp(x[0].numel(), experiment.model.hidden, data.classes, seed)
+def load_data(experiment: Experiment, report: Report = lambda done, total: None) -> Dataset:
+    """The experiment's data, with the validation share set aside."""
+    settings = experiment.data
+    data = load_dataset(settings.name, settings.root, report)
+    return (
+        data.with_validation(settings.validation, experiment.seed) if settings.validation else data
+    )
+
+
+def build_run(experiment: Experiment, method: str, data: Dataset | None = None) -> Run:
+    """The federation of one method. Methods share data, split, start and cohorts.
+
+    `data` is what `load_data` gives, for a caller that has it already.
+    """
+    data = data or load_data(experiment)
+    model, seed = experiment.model, experiment.seed
+    start = build_model(
+        model.name,
+        tuple(data.train[0].shape[1:]),
+        len(data.names),
+        hidden=model.hidden,
+        norm=model.norm,
+        seed=seed,
+    )
+    task = Task(
+        start,
+        data.train,
+        data.test,
+        validation=data.validation,
+        inputs=data.inputs,
+        precision=model.precision,
+    )
     return fit(
         build_algorithm(method, experiment.algorithms[method]),
-        Task(model, data.train, data.test),
-        clients=clients,
+        task,
+        clients=build_clients(experiment.split, data, seed),
         seed=seed,
         **experiment.federation.model_dump(),
     )
+
+
+def build_clients(split: Split, data: Dataset, seed: int) -> Rows | PerRound:
+    """Who holds what; the rows are those of `data.train`."""
+    labels = data.train[1]
+    try:
+        if split.kind == "column":
+            return by_value(data.column(str(split.column)))
+        if split.kind == "file":
+            whole = len(labels) + (len(data.validation[1]) if data.validation else 0)
+            return read_rows(Path(str(split.file)), whole, data.rows)
+        deal = partial(_deal, split, labels.numpy())
+        assert split.clients is not None
+        if split.allocation == "per_round":
+            return PerRound(deal, split.clients)
+        return deal(split.clients, seed)
+    except SettingError as error:
+        setting = "clients" if error.setting == "n" else error.setting
+        raise SettingError(f"split.{setting}", error.value, error.right) from None
+
+
+def check_split(split: Split) -> None:
+    """What a kind of split needs, and what does not go together."""
+    if split.kind in ("column", "file"):
+        if getattr(split, split.kind) is None:
+            raise SettingError(f"split.{split.kind}", None, f"is needed by kind = {split.kind!r}")
+        if split.allocation == "per_round":
+            right = f"cannot deal a {split.kind} anew; use kind = 'iid' or another that is drawn"
+            raise SettingError("split.allocation", "per_round", right)
+    elif split.clients is None:
+        raise SettingError("split.clients", None, "is missing and must be given")
+
+
+def _deal(split: Split, labels: NDArray[np.int64], n: int, seed: int) -> Rows:
+    match split.kind:
+        case "iid":
+            return iid(len(labels), n, seed)
+        case "shards":
+            return shards(labels, n, split.per_client, seed)
+        case "classes":
+            return classes(labels, n, split.per_client, seed)
+        case _:
+            return dirichlet(labels, n, split.alpha, split.balanced, seed)
 
 
 def _preset_folder() -> Any:
@@ -217,10 +303,10 @@ def _schedule(value: Any) -> Any:
     return StepDecay(**table)
 
 
-def _sentence(error: ValidationError) -> SettingError:
-    """pydantic's first complaint in our form."""
+def sentence(error: ValidationError, *within: str) -> SettingError:
+    """pydantic's first complaint in our form; `within` is the section that was validated."""
     first = error.errors()[0]
-    *section, key = [str(part) for part in first["loc"]]
+    *section, key = [*within, *(str(part) for part in first["loc"])]
     name = ".".join([*section, key])
     if first["type"] == "extra_forbidden":
         sections = ("federation", "split", "model", "data")

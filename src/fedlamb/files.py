@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
@@ -34,3 +35,22 @@ def remove_leftovers(path: Path) -> None:
     """Removes what a killed process left aside of `path`."""
     for aside in path.parent.glob(f".{path.name}.*"):
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(path: Path, wait: bool) -> Iterator[None]:
+    """Holds the lock file at `path`; where another process has it, waits or raises OSError."""
+    with path.open("w") as file:
+        _lock(file, wait)
+        yield
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where a file that is open cannot be replaced anyway
+
+    def _lock(file: IO[str], wait: bool) -> None: ...
+else:
+
+    def _lock(file: IO[str], wait: bool) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from .algorithm import AnyAlgorithm
+from .tasks.images import Batch
 from .trees import Tree
 
 
 class Gradients(Protocol):
     """How an executor takes gradients; `rows` are rows of the training data."""
 
-    def minibatch(self, params: Tree, buffers: Tree, rows: Tensor) -> tuple[Tree, Tree, Tensor]:
-        """In training mode: mean gradient over the rows, buffers afterwards, loss."""
+    def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
+        """In training mode: mean gradient over the batch, buffers afterwards, loss."""
         ...
 
     def full(self, params: Tree, buffers: Tree, rows: Tensor) -> Tree:
@@ -42,7 +43,7 @@ def local_round(
     sent: Any,
     buffers: Tree,
     rows: Tensor,
-    batches: Sequence[Tensor],
+    batches: Sequence[Batch],
 ) -> Outcome:
     """One client's round: begin, a step for each batch, end."""
     losses: list[Tensor] = []
@@ -51,7 +52,7 @@ def local_round(
     now = buffers
     for batch in batches:
 
-        def grad_at(x: Tree, batch: Tensor = batch) -> Tree:
+        def grad_at(x: Tree, batch: Batch = batch) -> Tree:
             nonlocal now
             gradient, now, loss = gradients.minibatch(x, now, batch)
             losses.append(loss)

@@ -6,25 +6,36 @@ rebuild exactly the batches of any client in any round.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .tasks.images import DRAWS
+from .tasks.partition import PerRound
+
 # One stream per purpose, so that a draw for one never shifts another.
-_COHORT, _BATCHES, _MODEL = range(3)
+_COHORT, _BATCHES, _MODEL, _DEAL, _AUGMENT = range(5)
+
+
+def cohort_size(n: int, fraction: float) -> int:
+    """max(1, floor(fraction * n))"""
+    # The tolerance undoes the rounding of products such as 0.29 * 100 = 28.999999999999996.
+    return max(1, int(fraction * n + 1e-9))
 
 
 @dataclass(frozen=True)
 class Plan:
     """The schedule of a whole run.
 
-    `clients[i]` are the rows of client i; `fraction` of the clients take part in a round, drawn
-    uniformly without replacement; each goes `epochs` times through its rows in a fresh order,
-    in batches of `batch_size`, the last of which may be smaller.
+    `clients[i]` are the rows of client i, or all rows are dealt anew in each round; `fraction` of
+    the clients take part in a round, drawn uniformly without replacement; each goes `epochs`
+    times through its rows in a fresh order, in batches of `batch_size`, the last of which may be
+    smaller.
     """
 
-    clients: Sequence[Tensor]
+    clients: Sequence[Tensor] | PerRound
     fraction: float
     batch_size: int
     epochs: int
@@ -32,14 +43,15 @@ class Plan:
 
     def cohort(self, round: int) -> list[int]:
         """The clients of this round, in ascending order: max(1, floor(fraction * n)) of them."""
-        n = len(self.clients)
-        # The tolerance undoes the rounding of products such as 0.29 * 100 = 28.999999999999996.
-        k = max(1, int(self.fraction * n + 1e-9))
+        n = self.clients.n if isinstance(self.clients, PerRound) else len(self.clients)
+        k = cohort_size(n, self.fraction)
         drawn = self._generator(_COHORT, round).choice(n, size=k, replace=False)
         return sorted(int(i) for i in drawn)
 
     def rows(self, round: int, client: int) -> Tensor:
         """All rows that the client holds in this round."""
+        if isinstance(self.clients, PerRound):
+            return _dealt(self, round)[client]
         return self.clients[client]
 
     def batches(self, round: int, client: int) -> list[Tensor]:
@@ -48,9 +60,14 @@ class Plan:
         draw = self._generator(_BATCHES, round, client)
         found: list[Tensor] = []
         for _ in range(self.epochs):
-            order = torch.from_numpy(draw.permutation(len(rows))).to(rows.device)
+            order = torch.from_numpy(draw.permutation(len(rows)))
             found += torch.split(rows[order], self.batch_size)
         return found
+
+    def draws(self, round: int, client: int, count: int) -> Tensor:
+        """Whole numbers (count, 3) that decide how each example of the round is augmented."""
+        draw = self._generator(_AUGMENT, round, client)
+        return torch.from_numpy(draw.integers(2**31, size=(count, DRAWS)))
 
     def model_seed(self, round: int, client: int) -> int:
         """The seed for random layers, such as dropout, in this client's round."""
@@ -59,3 +76,12 @@ class Plan:
 
     def _generator(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *key])
+
+
+@lru_cache(maxsize=2)
+def _dealt(plan: Plan, round: int) -> dict[int, Tensor]:
+    """The rows of each active client, where the whole set is dealt anew in each round."""
+    assert isinstance(plan.clients, PerRound)
+    cohort = plan.cohort(round)
+    seed = np.random.SeedSequence([plan.seed, _DEAL, round]).generate_state(1, np.uint64)[0]
+    return dict(zip(cohort, plan.clients.deal(len(cohort), int(seed)), strict=True))

@@ -15,16 +15,16 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from .errors import SettingError
-from .files import remove_leftovers, write_text
+from .files import exclusive, remove_leftovers, write_text
 from .simulate.fit import Round, Run
 
 Status = Literal["finished", "interrupted", "diverged"]
@@ -175,22 +175,11 @@ def write_json(path: Path, value: Any) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time in a run folder."""
-    with (path / ".lock").open("w") as file:
+    with ExitStack() as held:
         try:
-            _lock(file)
+            held.enter_context(exclusive(path / ".lock", wait=False))
         except OSError as error:
             raise SettingError(
                 "run folder", str(path), "is in use by another process; wait until it has ended"
             ) from error
         yield
-
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where a file that is open cannot be replaced anyway
-
-    def _lock(file: IO[str]) -> None: ...
-else:
-
-    def _lock(file: IO[str]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

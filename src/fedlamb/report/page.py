@@ -70,8 +70,10 @@ def write_page(
     )
     title = html.escape(settings.get("title") or "fedlamb")
     federation, split = settings["federation"], settings["split"]
+    clients = f"{split['clients']} clients" if split["clients"] else "clients"
+    dealt = ", dealt anew in each round" if split["allocation"] == "per_round" else ""
     facts = (
-        f"{settings['data']['name']}, {split['clients']} clients ({split['kind']}), "
+        f"{settings['data']['name']}, {clients} ({split['kind']}{dealt}), "
         f"{federation['fraction']:g} of them each round, {federation['epochs']} local epoch(s) in "
         f"batches of {federation['batch_size']}, seed {settings['seed']}, n = 1 run per method; "
         f"target {100 * target:g} % test accuracy"

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from numbers import Real
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..algorithm import AnyAlgorithm
 from ..checkpoint import load_checkpoint, save_checkpoint
 from ..errors import SettingError, whole_number
-from ..plan import Plan
+from ..plan import Plan, cohort_size
+from ..tasks.partition import PerRound
 from ..tasks.task import Task
 from ..trees import Tree
 from ..wire import RecordError, downlink_bytes, kept_versions, nbytes, pack, unpack, uplink_bytes
@@ -47,7 +48,7 @@ def fit(
     algorithm: AnyAlgorithm,
     task: Task,
     *,
-    clients: Sequence[Any],
+    clients: Sequence[Any] | PerRound,
     rounds: int,
     fraction: float = 1.0,
     batch_size: int = 128,
@@ -57,7 +58,8 @@ def fit(
 ) -> "Run":
     """A federation that trains `task` by `algorithm`; iterate over it to run its rounds.
 
-    clients: the rows of the training data that each client holds.
+    clients: the rows of the training data that each client holds, or `PerRound`, which deals all
+        rows anew to the active clients in each round.
     rounds: how many rounds the iterator runs.
     fraction: the share of clients in each round; max(1, floor(fraction * n)) of them.
     batch_size, epochs: local minibatches (the last may be smaller) and passes over the rows.
@@ -79,8 +81,14 @@ def fit(
             raise SettingError(
                 "algorithm", algorithm, "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
             )
-    rows = _client_rows(clients, task)
-    plan = Plan(rows, fraction=float(fraction), batch_size=batch_size, epochs=epochs, seed=seed)
+    fraction = float(fraction)
+    rows: Sequence[Tensor] | PerRound
+    if isinstance(clients, PerRound):
+        rows = clients
+        _client_rows(clients.deal(cohort_size(clients.n, fraction), seed), task)
+    else:
+        rows = _client_rows(clients, task)
+    plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)
     return Run(algorithm, task, plan, weighting, rounds)
 
 
@@ -100,6 +108,8 @@ class Run(Iterator[Round]):
         self.server = algorithm.server_init(task.params)
         self.buffers = task.buffers
         self.store = ClientStore(lambda: algorithm.client_init(task.params))
+        self.on_client: Callable[[int, int], None] = lambda done, cohort: None
+        """Told during a round how many clients of the cohort are done."""
         self._executor = Loop(algorithm, task, plan, weighting, self.store)
 
     @property
@@ -128,7 +138,7 @@ class Run(Iterator[Round]):
         number = self.number + 1
         with torch.no_grad():
             sent = self.algorithm.broadcast(self.server)
-            collected = self._executor.run(number, sent, self.buffers)
+            collected = self._executor.run(number, sent, self.buffers, self.on_client)
             server = self.algorithm.server_update(self.server, collected.report)
         metrics = {
             "train_loss": collected.loss,
@@ -189,7 +199,12 @@ class Run(Iterator[Round]):
         else:
             algorithm = {"algorithm": algorithm}
         digest = hashlib.sha256()
-        for rows in self.plan.clients:
+        for client in (
+            self.plan.cohort(1)
+            if isinstance(self.plan.clients, PerRound)
+            else range(len(self.plan.clients))
+        ):
+            rows = self.plan.rows(1, client)
             digest.update(len(rows).to_bytes(8, "little") + rows.cpu().numpy().tobytes())
         return {
             **algorithm,
@@ -249,7 +264,7 @@ def _function_name(function: Any) -> str:
 
 
 def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:
-    """The rows as whole numbers on the data's device, each client checked."""
+    """The rows as whole numbers, each client checked."""
     x, _ = task.train
     if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
         raise SettingError("clients", clients, "must be a list with the rows of each client")
@@ -271,7 +286,7 @@ def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:
                 f"rows from {int(rows.min())} to {int(rows.max())}",
                 f"must lie from 0 to {len(x) - 1}, since there are {len(x)} training examples",
             )
-        found.append(rows.to(device=x.device, dtype=torch.int64))
+        found.append(rows.to(device="cpu", dtype=torch.int64))
     if not found:
         raise SettingError("clients", [], "must be a list with the rows of each client")
     return found

@@ -1,6 +1,7 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from ..algorithm import AnyAlgorithm
 from ..local_round import Outcome, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
+from ..tasks.images import Batch
 from ..tasks.task import CHUNK, Task
 from ..trees import Tree, add, add_scaled, tree_map, zeros_like
 from .allocator import keep_freed_memory
@@ -22,7 +24,7 @@ class Assignment(NamedTuple):
 
     client: int
     rows: Tensor
-    batches: list[Tensor]
+    batches: list[Batch]
     model_seed: int
 
 
@@ -54,9 +56,15 @@ class Loop:
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting = weighting
         self.gradients = Autograd(task)
-        self._device = task.train[0].device
+        self._device, self._augments = task.train[0].device, task.augments
 
-    def run(self, round: int, sent: Any, buffers: Tree) -> Collected:
+    def run(
+        self,
+        round: int,
+        sent: Any,
+        buffers: Tree,
+        on_client: Callable[[int, int], None] = lambda done, cohort: None,
+    ) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
         averaged = {name: b for name, b in buffers.items() if b.is_floating_point()}
         counters = {name: b for name, b in buffers.items() if name not in averaged}
@@ -74,6 +82,7 @@ class Loop:
                     error.add_note(f"in the local round of client {each.client}, round {round}")
                     raise
                 states[each.client] = outcome.client
+                on_client(len(states), len(work))
                 change = tree_map(torch.sub, {n: outcome.buffers[n] for n in averaged}, averaged)
                 upload = Upload(outcome.report, change, {"loss": outcome.loss})
                 mean.add(upload, len(each.rows) if self.weighting == "examples" else 1)
@@ -83,9 +92,18 @@ class Loop:
         return Collected(mean.value.report, buffers, float(mean.value.loss["loss"]), states)
 
     def _assignment(self, round: int, client: int) -> Assignment:
-        plan = self.plan
-        rows, batches = plan.rows(round, client), plan.batches(round, client)
-        return Assignment(client, rows, batches, plan.model_seed(round, client))
+        plan, device = self.plan, self._device
+        rows = [part.to(device) for part in plan.batches(round, client)]
+        draws: Sequence[Tensor | None] = [None] * len(rows)
+        if self._augments:
+            sizes = [len(part) for part in rows]
+            draws = torch.split(plan.draws(round, client, sum(sizes)).to(device), sizes)
+        return Assignment(
+            client,
+            plan.rows(round, client).to(device),
+            [Batch(*both) for both in zip(rows, draws, strict=True)],
+            plan.model_seed(round, client),
+        )
 
     def _local_round(self, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
         state = self.store.state(each.client)
@@ -102,8 +120,7 @@ class Autograd:
     """
 
     def __init__(self, task: Task) -> None:
-        self.model = copy.deepcopy(task.model)
-        self.loss = task.loss
+        self.task, self.model = task, copy.deepcopy(task.model)
         self.x, self.y = task.train
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
@@ -112,10 +129,10 @@ class Autograd:
         self._afresh = {name: b for name, b in found.items() if name not in task.buffers}
         self._training: bool | None = None
 
-    def minibatch(self, params: Tree, buffers: Tree, rows: Tensor) -> tuple[Tree, Tree, Tensor]:
+    def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
         self._mode(training=True)
         now = self._load(buffers)
-        gradient, loss = self._gradient(params, rows)
+        gradient, loss = self._gradient(params, batch)
         if now:  # a model may have put new tensors in their place
             now = {name: self._buffer(name) for name in now}
         return gradient, now, loss
@@ -125,15 +142,15 @@ class Autograd:
         self._load(buffers)
         total = zeros_like(params)
         for chunk in torch.split(rows, CHUNK):
-            gradient, _ = self._gradient(params, chunk)
+            gradient, _ = self._gradient(params, Batch(chunk, None))
             total = add_scaled(total, len(chunk) / len(rows), gradient)
         return total
 
-    def _gradient(self, params: Tree, rows: Tensor) -> tuple[Tree, Tensor]:
+    def _gradient(self, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
         for parameter, value in zip(self._trained, params.values(), strict=True):
             parameter.data = value
-        x, y = self.x.index_select(0, rows), self.y.index_select(0, rows)
-        loss = self.loss(self.model(x), y)
+        x, y = self.x.index_select(0, batch.rows), self.y.index_select(0, batch.rows)
+        loss = self.task.loss(self.task.outputs(self.model, x, batch.draws), y)
         gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)
         of = {
             # None where this loss does not reach the parameter. The layout is always the plain

@@ -3,7 +3,10 @@
 Every split is a function of its arguments and a seed alone, and takes O(samples log samples).
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import SettingError, whole_number
+from ..errors import SettingError, is_whole, whole_number
 
 Rows = list[Tensor]
 """The rows of each client."""
@@ -102,6 +105,67 @@ def by_value(values: Any) -> Rows:
     _, codes = np.unique(values, return_inverse=True)
     order = np.argsort(codes, kind="stable")
     return _sorted(np.split(order, np.cumsum(np.bincount(codes))[:-1]))
+
+
+def read_rows(path: Path, samples: int, kept: Tensor | None = None) -> Rows:
+    """The split in a JSON file: a list with the rows, 0 … samples - 1, of each client.
+
+    `kept` are the rows that a validation share left; the others go out of every client's list,
+    and rows are counted among those left.
+    """
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingError("file", str(path), f"cannot be read; {error}") from error
+    position = torch.arange(samples)
+    if kept is not None:
+        position = torch.full((samples,), -1)
+        position[kept] = torch.arange(len(kept))
+    if not isinstance(lists, list) or not lists:
+        raise SettingError("file", str(path), "must hold a list with the rows of each client")
+    found = []
+    for client, rows in enumerate(lists):
+        whole = isinstance(rows, list) and all(is_whole(row) for row in rows)
+        if not whole or not rows or min(rows) < 0 or max(rows) >= samples:
+            raise SettingError(
+                "file",
+                f"{path}, client {client}",
+                f"must hold a list of row numbers from 0 to {samples - 1}",
+            )
+        left = position[torch.tensor(rows, dtype=torch.int64)]
+        found.append(left[left >= 0])
+    return found
+
+
+def from_flower(partitioner: Any, columns: Mapping[str, Any]) -> Rows:
+    """The split of a `flwr_datasets` partitioner over these columns, such as {"label": labels}."""
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise SettingError(
+            "partitioner", type(partitioner).__name__, "needs: pip install 'fedlamb[data]'"
+        ) from error
+    table = {name: np.asarray(values) for name, values in columns.items()}
+    samples = len(next(iter(table.values())))
+    partitioner.dataset = Dataset.from_dict({**table, "fedlamb row": np.arange(samples)})
+    parts = (partitioner.load_partition(i) for i in range(partitioner.num_partitions))
+    return _sorted([np.asarray(part["fedlamb row"], dtype=np.int64) for part in parts])
+
+
+@dataclass(frozen=True)
+class PerRound:
+    """The whole training set dealt anew to the active clients in each round.
+
+    `deal(k, seed)` splits it into k parts, for example `lambda k, seed: iid(60000, k, seed)`; `n`
+    is the number of clients, of which `fit`'s fraction is active.
+    """
+
+    deal: Callable[[int, int], Rows]
+    n: int
+
+    def __post_init__(self) -> None:
+        if type(self.n) is not int or self.n < 1:
+            raise SettingError("n", self.n, "must be a whole number from 1 on")
 
 
 def hold_out(samples: int, share: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,12 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import SettingError
 from ..randomness import own_random_state
 from ..trees import Tree, detached
+from .images import Images
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the mean over the examples, a scalar."""
+
+Precision = Literal["float32", "bf16"]
 
 CHUNK = 1024  # rows at a time wherever all of the data are passed through the model
 
@@ -32,6 +35,9 @@ class Task:
     metrics: name -> a function like a loss, reported on the test data as `test_NAME`, beside
         `test_loss`; by default the accuracy, where targets are whole numbers and the model has an
         output for each class.
+    validation: examples set aside for tuning, reported as `validation_NAME`.
+    inputs: how uint8 images are normalised, and augmented in training; they stay uint8 in memory.
+    precision: "bf16" runs the forward pass under autocast; parameters stay as they are.
     """
 
     def __init__(
@@ -41,6 +47,9 @@ class Task:
         test: tuple[Any, Any],
         loss: Loss | None = None,
         metrics: Mapping[str, Loss] | None = None,
+        validation: tuple[Any, Any] | None = None,
+        inputs: Images | None = None,
+        precision: Precision = "float32",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise SettingError("model", type(model).__name__, "must be a torch.nn.Module")
@@ -52,6 +61,11 @@ class Task:
         self.device = like.device
         self.train = _pair("train", train, like)
         self.test = _pair("test", test, like)
+        self.validation = _pair("validation", validation, like) if validation else None
+        self.inputs, self._dtype = inputs, like.dtype
+        if precision not in ("float32", "bf16"):
+            raise SettingError("precision", precision, "must be 'float32' or 'bf16'")
+        self.precision = precision
         classifies = not self.train[1].is_floating_point()
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
@@ -63,19 +77,49 @@ class Task:
         self.metrics = _checked(metrics, outputs, self.train[1][: len(outputs)])
 
     def evaluate(self, params: Tree, buffers: Tree) -> dict[str, float]:
-        """The loss and every metric on the test data, means over the examples."""
+        """The loss and every metric on the test (and validation) data, means over the examples."""
+        found = self._measure("test", self.test, params, buffers)
+        if self.validation:
+            found |= self._measure("validation", self.validation, params, buffers)
+        return found
+
+    def prepared(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Inputs as the model takes them; with `draws`, augmented."""
+        return x if self.inputs is None else self.inputs.prepared(x, draws, self._dtype)
+
+    def outputs(
+        self, model: Callable[[Tensor], Tensor], x: Tensor, draws: Tensor | None = None
+    ) -> Tensor:
+        """What the model makes of stored inputs, under the task's precision."""
+        x = self.prepared(x, draws)
+        if self.precision == "float32":
+            return model(x)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            found = model(x)
+        return found.to(self._dtype) if isinstance(found, Tensor) else found
+
+    @property
+    def augments(self) -> bool:
+        """Whether training inputs depend on draws."""
+        return self.inputs is not None and self.inputs.crop > 0
+
+    def _measure(
+        self, name: str, data: tuple[Tensor, Tensor], params: Tree, buffers: Tree
+    ) -> dict[str, float]:
         measured = {"loss": self.loss, **self.metrics}
         totals = dict.fromkeys(measured, 0.0)
-        x, y = self.test
+        x, y = data
         self.model.eval()
         # Copies, in case the model writes on its inputs or buffers; own draws, in case it draws.
         state = {**params, **{name: b.clone() for name, b in buffers.items()}}
         with torch.no_grad(), own_random_state(self.device):
             for part, targets in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-                outputs = functional_call(self.model, state, (part.clone(),))
-                for name, function in measured.items():
-                    totals[name] += float(function(outputs, targets)) * len(targets)
-        return {f"test_{name}": total / len(y) for name, total in totals.items()}
+                outputs = self.outputs(
+                    lambda inputs: functional_call(self.model, state, (inputs,)), part.clone()
+                )
+                for metric, function in measured.items():
+                    totals[metric] += float(function(outputs, targets)) * len(targets)
+        return {f"{name}_{metric}": total / len(y) for metric, total in totals.items()}
 
     def model_with(self, params: Tree, buffers: Tree) -> nn.Module:
         """A copy of the model that holds these parameters and buffers."""
@@ -97,9 +141,9 @@ class Task:
         with torch.no_grad(), own_random_state(self.device), warnings.catch_warnings():
             # torch only warns of outputs and targets that it broadcasts against each other.
             warnings.filterwarnings("error", message="Using a target size")
-            self._check_training_pass(x[:2])
+            self._check_training_pass(x[:2].clone())
             try:
-                outputs = copy.deepcopy(self.model).eval()(x[:2].clone())
+                outputs = self.outputs(copy.deepcopy(self.model).eval(), x[:2].clone())
             except Exception as error:
                 raise SettingError("model", name, f"{fits}; {error}{_whole_inputs(x)}") from error
             if not isinstance(outputs, Tensor):
@@ -130,7 +174,7 @@ class Task:
         model, name = copy.deepcopy(self.model).train(), type(self.model).__name__
         try:
             with torch.enable_grad():
-                outputs = model(x.clone())
+                outputs = self.outputs(model, x)
         except Exception:  # told by the pass in evaluation mode, or it is batch norm on one example
             return
         if isinstance(outputs, Tensor) and not outputs.requires_grad:

@@ -1,25 +1,18 @@
-"""The command `fedlamb`."""
+"""Runs: compare, run, resume, report."""
 
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import __version__
-from .algorithms import ALGORITHMS
-from .errors import SettingError, unknown_name
-from .experiment import Experiment, build_run, load_experiment, presets, validate
-from .records import (
+from ..algorithms import ALGORITHMS
+from ..errors import SettingError, unknown_name
+from ..experiment import Experiment, build_run, load_data, load_experiment, validate
+from ..records import (
     RunFolder,
     Status,
     Summary,
@@ -29,19 +22,10 @@ from .records import (
     summary_of,
     write_json,
 )
-from .report import page
-from .report.table import headings, percent, rows
-from .simulate.fit import Round
-
-console = Console(highlight=False, markup=False)
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Layer-wise adaptive federated learning: Fed-LAMB, Mime-LAMB and the methods beside them."
-    f"\n\nMethods: {', '.join(ALGORITHMS)}. Presets: {', '.join(presets())}.",
-)
+from ..report import page
+from ..report.table import headings, rows
+from ..tasks.datasets import Dataset
+from .display import console, decoding, progress, stop_after_round
 
 Preset = Annotated[
     str,
@@ -64,10 +48,17 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="The run folder; by default a new one under runs/."),
 ]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-root",
+        help="The folder that holds mnist/, cifar10/ and so on; then $FEDLAMB_DATA, the user's "
+        "cache and the hub are tried.",
+    ),
+]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder made by run or compare.")]
 
 
-@app.command()
 def compare(
     preset: Preset = "digits",
     methods: Annotated[
@@ -77,6 +68,7 @@ def compare(
         ),
     ] = None,
     changes: Changes = None,
+    data_root: DataRoot = None,
     out: Out = None,
 ) -> None:
     """Run several methods side by side: same data, start, cohorts and batches.
@@ -87,14 +79,13 @@ def compare(
 
     Example: fedlamb compare -m fed-lamb,fed-ams -s algorithms.fed-ams.lr=0.003
     """
-    experiment = load_experiment(preset, changes or ())
+    experiment = load_experiment(preset, _with_root(changes or (), data_root))
     chosen = [name.strip() for part in methods or () for name in part.split(",") if name.strip()]
     if chosen:
         experiment = _select(experiment, chosen)
     _start(experiment, out or _new_folder(preset, "compare"))
 
 
-@app.command()
 def run(
     method: Annotated[
         str,
@@ -106,6 +97,7 @@ def run(
     ] = "",
     preset: Preset = "digits",
     changes: Changes = None,
+    data_root: DataRoot = None,
     out: Out = None,
 ) -> None:
     """Run one method. Its hyper-parameters may be set as algorithm.KEY.
@@ -122,19 +114,17 @@ def run(
         own + c.removeprefix("algorithm.") if c.startswith("algorithm.") else c
         for c in changes or ()
     ]
-    experiment = load_experiment(preset, renamed).only(method)
+    experiment = load_experiment(preset, _with_root(renamed, data_root)).only(method)
     _start(experiment, out or _new_folder(preset, method))
 
 
-@app.command()
-def resume(folder: Folder) -> None:
+def resume(folder: Folder, data_root: DataRoot = None) -> None:
     """Go on with a run that was interrupted or killed, to the same bits as an unbroken one."""
-    experiment = _experiment_of(folder)
+    experiment = _experiment_of(folder, _with_root((), data_root))
     with locked(folder):
-        _carry_out(experiment, folder)
+        _carry_out(experiment, folder, _data(experiment))
 
 
-@app.command()
 def report(folder: Folder) -> None:
     """Draw report.html again and print the table, from the run folder alone."""
     page.require()
@@ -142,28 +132,13 @@ def report(folder: Folder) -> None:
     _show(experiment, folder, _summaries(experiment, folder))
 
 
-def main() -> None:
-    """The entry point: bad input ends with one sentence and exit code 2."""
-    try:
-        app()
-    except SettingError as error:
-        _fail(str(error), code=2)
-    except OSError as error:
-        _fail(str(error), code=1)
+def _with_root(changes: Sequence[str], root: Path | None) -> list[str]:
+    return [*changes, *([f"data.root={json.dumps(str(root.absolute()))}"] if root else [])]
 
 
-def _fail(message: str, code: int) -> None:
-    Console(stderr=True, highlight=False).print(f"fedlamb: {message}", markup=False, soft_wrap=True)
-    sys.exit(code)
-
-
-@app.callback(invoke_without_command=True)
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
+def _data(experiment: Experiment) -> Dataset:
+    with decoding(experiment.data.name) as told:
+        return load_data(experiment, told)
 
 
 def _select(experiment: Experiment, methods: list[str]) -> Experiment:
@@ -187,31 +162,33 @@ def _start(experiment: Experiment, folder: Path) -> None:
         )
     settings = experiment.complete()
     # Everything that can be wrong with the settings is wrong before anything is written.
+    data = _data(experiment)
     for method in experiment.algorithms:
-        build_run(experiment, method)
+        build_run(experiment, method, data)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         if (folder / "settings.json").exists():  # another process was faster
             raise SettingError("out", str(folder), "exists already; name a new folder")
         write_json(folder / "settings.json", settings)
-        _carry_out(validate(settings), folder)
+        _carry_out(validate(settings), folder, data)
 
 
-def _carry_out(experiment: Experiment, folder: Path) -> None:
+def _carry_out(experiment: Experiment, folder: Path, data: Dataset) -> None:
     """Runs what is left of every method, then shows the results."""
     summaries: list[Summary] = []
     interrupted = False
     if not page.available():
         console.print("No report.html will be drawn: pip install 'fedlamb[report]' brings it.")
-    with _stop_after_round() as stop, _progress() as (begin, advance):
+    with stop_after_round() as stop, progress() as shown:
         for method in experiment.algorithms:
             alone = experiment.only(method)
             place = RunFolder(_place(experiment, folder, method))
             if not place.checkpoint.exists():
                 place.create(alone.complete())
-            federation = build_run(experiment, method)
-            begin(method, federation.rounds, len(place.metrics()))
-            status = conduct(federation, place, advance, stop)
+            federation = build_run(experiment, method, data)
+            federation.on_client = shown.client
+            shown.begin(method, federation.rounds, len(place.metrics()))
+            status = conduct(federation, place, shown.round, stop)
             summaries.append(place.summarise(method, status, experiment.target))
             interrupted = status == "interrupted"
             if interrupted:
@@ -227,13 +204,13 @@ def _place(experiment: Experiment, folder: Path, method: str) -> Path:
     return folder if len(experiment.algorithms) == 1 else folder / method
 
 
-def _experiment_of(folder: Path) -> Experiment:
+def _experiment_of(folder: Path, changes: Sequence[str] = ()) -> Experiment:
     path = folder / "settings.json"
     if not path.is_file():
         raise SettingError(
             "RUN", str(folder), "must be a folder made by fedlamb run or compare (no settings.json)"
         )
-    return load_experiment(str(path))
+    return load_experiment(str(path), changes)
 
 
 def _summaries(experiment: Experiment, folder: Path) -> list[Summary]:
@@ -266,55 +243,3 @@ def _show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> Non
         metrics = {s.method: read_metrics(_place(experiment, folder, s.method)) for s in summaries}
         page.write_page(folder / "report.html", experiment.complete(), metrics, summaries)
         console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
-
-
-@contextmanager
-def _stop_after_round() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or a termination signal stops after the round; a second Ctrl-C stops at once."""
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        console.print("Stopping after this round (Ctrl-C again stops at once) …")
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-_Begin = Callable[[str, int, int], None]
-_Advance = Callable[[Round], None]
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[_Begin, _Advance]]:
-    """A live display on a terminal; elsewhere a line for every tenth of a run."""
-    bars = Progress(
-        TextColumn("{task.description:10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]:>8}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    name, total = "", 1
-
-    def begin(method: str, rounds: int, done: int) -> None:
-        nonlocal name, total
-        name, total = method, rounds
-        bars.add_task(method, total=rounds, completed=done, accuracy="")
-
-    def advance(done: Round) -> None:
-        accuracy = percent(done.metrics.get("test_accuracy"))
-        bars.update(bars.task_ids[-1], completed=done.number, accuracy=accuracy)
-        if not console.is_terminal and done.number % max(1, total // 10) == 0:
-            console.print(f"{name:10} round {done.number}/{total}  {accuracy}")
-
-    with bars:
-        yield begin, advance

@@ -1,0 +1,50 @@
+"""The command `fedlamb`."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import __version__
+from ..algorithms import ALGORITHMS
+from ..errors import SettingError
+from ..experiment import presets
+from . import data, runs
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Layer-wise adaptive federated learning: Fed-LAMB, Mime-LAMB and the methods beside them."
+    f"\n\nMethods: {', '.join(ALGORITHMS)}. Presets: {', '.join(presets())}.",
+)
+for function in (runs.compare, runs.run, runs.resume, runs.report):
+    app.command()(function)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """The entry point: bad input ends with one sentence and exit code 2."""
+    sys.path.append("")  # for a model of one's own, my_module:build, in this folder
+    try:
+        app()
+    except SettingError as error:
+        _fail(str(error), code=2)
+    except OSError as error:
+        _fail(str(error), code=1)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True, highlight=False).print(f"fedlamb: {message}", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
