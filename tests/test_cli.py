@@ -16,13 +16,22 @@ from safetensors.torch import load_file
 
 import fedlamb as fl
 from fedlamb.records import RunFolder
+from formats import pictures, write_idx
 
 ENDLESS = ("-s", "federation.rounds=100000")
 SMALL = ("-s", "split.clients=8", "-s", "model.hidden=[8]", "-s", "federation.rounds=6")
 
 
-def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+def command(
+    *arguments: str, cache: Path = Path("no cache"), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "COLUMNS": "100",
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(cache),
+        "HF_HUB_OFFLINE": "1",
+    }
     return subprocess.run(
         [sys.executable, "-m", "fedlamb", *arguments],
         capture_output=True,
@@ -173,7 +182,92 @@ def test_divergence_is_shown_not_hidden(tmp_path):
     assert "NaN" not in (tmp_path / "r/metrics.jsonl").read_text()
 
 
+def test_a_preset_on_image_files_end_to_end(tmp_path):
+    """The paper's MNIST preset on a small set of its form: decoded, dealt anew, resumed."""
+    write_idx(tmp_path / "data/mnist", pictures(600, size=28), pictures(60, size=28), zipped=True)
+    options = ("-p", "mnist-mlp-iid", "--data-root", "data", "-m", "fed-lamb,mime")
+    home = {"cwd": tmp_path, "cache": tmp_path / "cache"}
+    done = command("compare", *options, "-s", "federation.rounds=2", "-o", "short", **home)
+    assert done.returncode == 0, done.stderr
+    assert "Decoding mnist" in done.stdout
+    settings = json.loads((tmp_path / "short/settings.json").read_text())
+    assert settings["data"]["root"] == str(tmp_path / "data")
+    whole = command(
+        "compare",
+        *options,
+        "-s",
+        "federation.rounds=4",
+        "-s",
+        "data.validation=0.1",
+        "-o",
+        "whole",
+        **home,
+    )
+    assert whole.returncode == 0, whole.stderr
+    assert "Decoding" not in whole.stdout
+    assert "validation_accuracy" in results(tmp_path / "whole/mime")[-1]
+    settings["federation"]["rounds"] = 4
+    settings["data"]["validation"] = 0.1
+    (tmp_path / "short/settings.json").write_text(json.dumps(settings))
+    other = command("resume", "short", **home)
+    assert other.returncode == 2  # it was another run: the data are not the same
+    assert "was made with" in other.stderr
+
+
+def test_one_s_own_model_in_this_folder(tmp_path):
+    (tmp_path / "mine.py").write_text((Path(__file__).parent / "my_models.py").read_text())
+    done = command("run", "-s", "model.name=mine:build", *SMALL, "-o", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_splits_by_file(tmp_path):
+    lists = [list(range(700)), list(range(700, 1437))]
+    (tmp_path / "split.json").write_text(json.dumps(lists))
+    changes = ("-s", "split={kind='file', file='split.json'}", "-s", "federation.rounds=2")
+    done = command("run", *changes, "-s", "federation.fraction=1", "-o", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert results(tmp_path / "r")[-1]["clients"] == [0, 1]
+    done = command(
+        "run",
+        *changes,
+        "-s",
+        "federation.fraction=1",
+        "-s",
+        "data.validation=0.2",
+        "-o",
+        "v",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_data_list_prepare_and_split(tmp_path):
+    write_idx(tmp_path / "mnist", pictures(60, size=28), pictures(6, size=28))
+    home = {"cwd": tmp_path, "cache": tmp_path / "cache"}
+    before = command("data", "list", "--data-root", ".", **home)
+    assert re.search(r"mnist +│ [^│]+│ mnist +│ no", before.stdout), before.stdout
+    assert "the hub, as" in before.stdout
+    done = command("data", "prepare", "mnist", "--data-root", ".", **home)
+    assert "60 training and 6 test examples of shape (1, 28, 28), 3 classes" in done.stdout
+    assert re.search(r"decoded in .*mnist-[0-9a-f]{24}\.safetensors \(0\.1 MB\)", done.stdout)
+    after = command("data", "list", "--data-root", ".", **home)
+    assert re.search(r"mnist +│ [^│]+│ mnist +│ yes", after.stdout), after.stdout
+
+    dealt = command("data", "split", "mnist", "-n", "6", "--data-root", ".", "-o", "s.html", **home)
+    assert dealt.returncode == 0, dealt.stderr
+    assert "6 clients, 60 rows; rows per client: 10 to 10, median 10" in dealt.stdout
+    assert re.search(r"classes per client: 1: \d clients?, 2: \d clients?", dealt.stdout)
+    assert len(re.findall(r"^ +[0-5] +10 [012]+ ", dealt.stdout, re.M)) == 6
+    assert "plotly" in (tmp_path / "s.html").read_text().lower()
+    few = command("data", "split", "digits", "-n", "30", "--kind", "iid", "--show", "2", **home)
+    assert "… and 28 more clients" in few.stdout
+
+
 BAD_CALLS = {
+    "unknown data": (("data", "prepare", "mnits"), "data.name = 'mnits': is unknown; did you mean"),
+    "unknown split": (("data", "split", "digits", "--kind", "x"), "split.kind = 'x': must be"),
+    "split too fine": (("data", "split", "digits", "-n", "999"), "split.clients = 999: needs 1998"),
+    "page of a split": (("data", "split", "digits", "-o", "x.png"), "'x.png': must end with .html"),
     "unknown method": (("run", "-m", "fed-lamp"), "method = 'fed-lamp': is unknown; did you mean"),
     "unknown methods": (("compare", "-m", "fed-avg"), "methods = 'fed-avg': is unknown"),
     "unknown preset": (("run", "-p", "mnist9"), "preset = 'mnist9': is unknown"),

@@ -86,7 +86,7 @@ MISTAKES = {
     "split.kind=random": "split.kind = 'random': must be 'iid', 'shards', 'classes', 'dirichlet'",
     "split={kind='file', clients=3}": "split.file = None: is needed by kind = 'file'",
     "split={kind='iid'}": "split.clients = None: is missing and must be given",
-    "split={kind='file', file='x.json', allocation='per_round'}": "split.allocation = 'per_round': cannot",
+    "split={kind='file', file='x', allocation='per_round'}": "allocation = 'per_round': cannot",
     "split={kind='file', file='x.json'}": "split.file = 'x.json': cannot be read",
     "split={kind='column', column='who'}": "split.column = 'who': is not there",
     "split={kind='classes', clients=5, per_client=11}": "split.per_client = 11: must be at most 10",

@@ -46,7 +46,8 @@ def test_a_seed_decides_the_start(name):
 
 def test_resnet_is_the_usual_one():
     """Eight blocks of two convolutions, three of them halve the image with a 1×1 shortcut."""
-    model = fl.ResNet18()
+    model = build_model("resnet18", (3, 32, 32), 10)
+    assert isinstance(model, fl.ResNet18)
     convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(convolutions) == 1 + 16 + 3
     assert [c.kernel_size for c in convolutions].count((1, 1)) == 3

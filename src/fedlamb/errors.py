@@ -54,6 +54,7 @@ def _takes(where: str) -> str:
     return "takes" if where.startswith("[") else "take"
 
 
-def _short(value: object, limit: int = 80) -> str:
+def _short(value: object) -> str:
+    limit = 500 if isinstance(value, str) else 80  # a file's whole name is worth its length
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

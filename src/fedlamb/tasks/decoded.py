@@ -1,12 +1,9 @@
 """Decoded data sets: uint8 tensors in one memory-mapped safetensors file, keyed by content."""
 
-import io
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +17,10 @@ from ..files import exclusive, remove_leftovers, written_aside
 from .images import channel_statistics
 from .sources import Source, Split, Stored
 
+if TYPE_CHECKING:
+    from .decoder import Decoder
+
+Pixels = NDArray[np.uint8]
 _FORMAT = "fedlamb-images/1"
 Report = Callable[[int, int | None], None]
 """Told how many examples are decoded so far, and of how many where that is known."""
@@ -69,13 +70,13 @@ def decode(source: Source, report: Report) -> Decoded:
     """Every image of the source, decoded on all cores."""
     done, total = 0, source.count()
     parts: dict[Split, tuple[Tensor, list[Any], list[Stored]]] = {}
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with _decoder(source) as decoder:
         for split in ("train", "test"):
-            arrays: list[NDArray[np.uint8]] = []
+            arrays: list[Pixels] = []
             labels: list[Any] = []
             read: list[Stored] = []
             for stored in source.read(split):
-                arrays.append(_pixels(stored, pool, arrays))
+                arrays.append(_pixels(stored, decoder, arrays))
                 labels += stored.labels
                 read.append(stored._replace(images=[]))
                 done += len(stored.labels)
@@ -97,19 +98,32 @@ def decode(source: Source, report: Report) -> Decoded:
     return Decoded(train, test, names, *channel_statistics(train[0]))
 
 
-def _pixels(
-    stored: Stored, pool: ThreadPoolExecutor, before: list[NDArray[np.uint8]]
-) -> NDArray[np.uint8]:
+def _decoder(source: Source) -> "Decoder":
+    try:
+        from .decoder import Decoder
+    except ImportError as error:  # no pillow
+        raise SettingError("data", source.place, "needs: pip install 'fedlamb[data]'") from error
+    return Decoder()
+
+
+def _pixels(stored: Stored, decoder: "Decoder", before: list[Pixels]) -> Pixels:
     """(examples, height, width, channels)"""
     if isinstance(stored.images, np.ndarray):
         return stored.images[..., None]
-    images = list(pool.map(_decode, _numbered(stored)))
+    from .decoder import DecodingError
+
+    try:
+        images = decoder.decode(stored.images)
+    except DecodingError as error:
+        raise SettingError(
+            "data", stored.place(error.row), f"is no image that can be decoded; {error.reason}"
+        ) from error
     size = before[0].shape[1:3] if before else images[0].shape[:2]
     for row, image in enumerate(images):
         if image.shape[:2] != size:
             raise SettingError(
                 "data",
-                f"{stored.where}, row {stored.first + row}",
+                stored.place(row),
                 f"is {image.shape[1]}×{image.shape[0]} pixels, the images before are "
                 f"{size[1]}×{size[0]}; all must have one size",
             )
@@ -117,27 +131,7 @@ def _pixels(
     return np.stack([np.broadcast_to(image, (*size, deepest)) for image in images])
 
 
-def _numbered(stored: Stored) -> Iterator[tuple[bytes, str, int]]:
-    for row, data in enumerate(stored.images):
-        yield bytes(data), stored.where, stored.first + row
-
-
-def _decode(job: tuple[bytes, str, int]) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    data, where, row = job
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            grey = image.mode in ("1", "L", "LA")
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-    except Exception as error:
-        raise SettingError(
-            "data", f"{where}, row {row}", f"is no image that can be decoded; {error}"
-        ) from error
-    return pixels[..., None] if grey else pixels
-
-
-def _joined(arrays: list[NDArray[np.uint8]]) -> Tensor:
+def _joined(arrays: list[Pixels]) -> Tensor:
     """(examples, channels, height, width); a grey part among coloured ones becomes coloured."""
     if not arrays:
         return torch.empty((0, 1, 1, 1), dtype=torch.uint8)
@@ -188,7 +182,7 @@ def _numbers(labels: list[Any], names: list[str], read: list[Stored]) -> Tensor:
             if row < len(stored.labels):
                 raise SettingError(
                     "data",
-                    f"{stored.where}, row {stored.first + row}",
+                    stored.place(row),
                     f"has label {stored.labels[row]!r}; there are {len(names)} classes, "
                     f"0 ({names[0]}) to {len(names) - 1} ({names[-1]})",
                 )

@@ -31,18 +31,25 @@ _SPLITS: Mapping[str, Split] = {
 }
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 _COLUMNS = ("image", "img")
+_BATCH = 2000  # examples read at a time
 
 
 class Stored(NamedTuple):
-    """Some examples as they are stored, from one file."""
+    """Some examples as they are stored."""
 
     images: list[bytes] | NDArray[np.uint8]
     """Encoded, or raw pixels with shape (examples, height, width)."""
     labels: list[Any]
-    where: str
-    """File, for messages."""
-    first: int
+    where: str | list[str]
+    """The file that holds them, or a file for each."""
+    first: int = 0
     """The file's row of the first example."""
+
+    def place(self, number: int) -> str:
+        """Where the example of this number lies, for messages."""
+        if isinstance(self.where, list):
+            return self.where[number]
+        return f"{self.where}, row {self.first + number}"
 
 
 @dataclass(frozen=True)
@@ -211,7 +218,7 @@ def _rows(reader: Any, where: str) -> Iterator[Stored]:
     column = _image_column(reader.features, where)
     first = 0
     try:
-        for batch in reader.iter(batch_size=1000):
+        for batch in reader.iter(batch_size=_BATCH):
             if "label" not in batch:
                 raise SettingError("data", where, "has no column 'label'")
             images = [image["bytes"] if image else b"" for image in batch[column]]
@@ -252,8 +259,10 @@ def _hub_split(repository: str, split: Split) -> str:
 
 
 def _image_folder(paths: tuple[Path, ...]) -> Iterator[Stored]:
-    for path in paths:
-        yield Stored([path.read_bytes()], [path.parent.name], str(path), 0)
+    for start in range(0, len(paths), _BATCH):
+        some = paths[start : start + _BATCH]
+        images = [path.read_bytes() for path in some]
+        yield Stored(images, [path.parent.name for path in some], [str(path) for path in some])
 
 
 def _idx(images: Path, labels: Path) -> Stored:
@@ -263,7 +272,7 @@ def _idx(images: Path, labels: Path) -> Stored:
         raise SettingError(
             "data", str(labels), f"has {len(numbers)} labels for {len(pixels)} images"
         )
-    return Stored(pixels, numbers.tolist(), str(images), 0)
+    return Stored(pixels, numbers.tolist(), str(images))
 
 
 def _idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
