@@ -172,8 +172,8 @@ class Functional:
     def __init__(self, task: fl.Task) -> None:
         self.task = task
 
-    def minibatch(self, params: Any, buffers: Any, rows: Any) -> Any:
-        x, y = (part[rows] for part in self.task.train)
+    def minibatch(self, params: Any, buffers: Any, batch: Any) -> Any:
+        x, y = (part[batch.rows] for part in self.task.train)
 
         def loss(p: fl.Tree) -> torch.Tensor:
             return self.task.loss(functional_call(self.task.model, p, (x,)), y)
@@ -181,8 +181,8 @@ class Functional:
         gradient, value = grad_and_value(loss)(params)
         return gradient, buffers, value
 
-    def full(self, params: Any, buffers: Any, rows: Any) -> Any:
-        return self.minibatch(params, buffers, rows)[0]
+    def full(self, params: Any, buffers: Any, data: Any) -> Any:
+        return self.minibatch(params, buffers, data)[0]
 
 
 @every_algorithm
@@ -200,7 +200,8 @@ def test_client_round_vectorises(algorithm: Any, sync_round: int) -> None:
     gradients = Functional(run.task)
 
     def one(state: Any, rows: Any, batches: Any) -> Any:
-        outcome = local_round(algorithm, gradients, state, sent, {}, rows, list(batches))
+        steps = [Batch(rows) for rows in batches]
+        outcome = local_round(algorithm, gradients, state, sent, {}, Batch(rows), steps)
         return outcome.client, outcome.report
 
     kind = type(states[0])
@@ -215,8 +216,8 @@ def test_client_round_vectorises(algorithm: Any, sync_round: int) -> None:
         )
     loop = run._executor.gradients
     for c in range(3):
-        steps = [Batch(b, None) for b in batches[c]]
-        alone = local_round(algorithm, loop, states[c], sent, {}, rows[c], steps)
+        steps = [Batch(b) for b in batches[c]]
+        alone = local_round(algorithm, loop, states[c], sent, {}, Batch(rows[c]), steps)
         for part, expected in zip(together, (alone.client, alone.report), strict=True):
             for field, tree in zip(part, expected, strict=True):
                 for name, tensor in tree.items():
@@ -227,7 +228,7 @@ def test_client_round_vectorises(algorithm: Any, sync_round: int) -> None:
 def test_a_grid_of_rates_is_one_more_axis(algorithm: Any) -> None:
     """A rate may be a tensor, so three trials are one vmap over replace(algorithm, lr=...)."""
     run = SMALL.fit(algorithm)
-    rows, batches = run.plan.rows(1, 0), run.plan.batches(1, 0)
+    data, batches = Batch(run.plan.rows(1, 0)), [Batch(b) for b in run.plan.batches(1, 0)]
     gradients = Functional(run.task)
     params = run.params
 
@@ -236,7 +237,7 @@ def test_a_grid_of_rates_is_one_more_axis(algorithm: Any) -> None:
         server = changed.server_init(params)
         sent = changed.broadcast(server)
         outcome = local_round(
-            changed, gradients, changed.client_init(params), sent, {}, rows, batches
+            changed, gradients, changed.client_init(params), sent, {}, data, batches
         )
         return changed.server_update(server, outcome.report).params
 

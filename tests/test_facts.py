@@ -104,7 +104,7 @@ def fact_5_a_step_does_not_change_when_all_gradients_are_scaled() -> None:
         for scale in (1.0, 1e-3, 250.0):
             algorithm = method(lr=0.05)
             sent = algorithm.broadcast(algorithm.server_init(params))
-            sent = sent._replace(round=2, v_hat=fl.Kept(1, v_hat))
+            sent = sent._replace(own_v=False, v_hat=fl.Kept(1, v_hat))
             local = algorithm.client_begin(algorithm.client_init(params), sent, lambda x: params)
             gradients = torch.Generator().manual_seed(1)
             for _ in range(3):

@@ -75,14 +75,14 @@ def test_images_stay_uint8_and_evaluation_and_full_gradients_are_not_augmented()
     assert measured == without.evaluate(start, {})
     assert {"test_accuracy", "test_loss", "validation_accuracy", "validation_loss"} <= set(measured)
     rows = torch.arange(24)
-    full = [Autograd(task).full(start, {}, rows) for task in (with_crop, without)]
+    full = [Autograd(task).full(start, {}, Batch(rows)) for task in (with_crop, without)]
     assert all(torch.equal(full[0][name], full[1][name]) for name in start)
     draws = Plan([rows], 1.0, 24, 1, seed=0).draws(1, 0, 24)
     steps = [
         Autograd(task).minibatch(start, {}, Batch(rows, draws))[2] for task in (with_crop, without)
     ]
     assert steps[0] != steps[1]
-    plain = Autograd(with_crop).minibatch(start, {}, Batch(rows, None))[2]
+    plain = Autograd(with_crop).minibatch(start, {}, Batch(rows))[2]
     assert torch.equal(plain, steps[1])
 
 

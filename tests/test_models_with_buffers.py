@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fedlamb as fl
+from fedlamb.tasks.images import Batch
 from fedlamb.wire import nbytes
 
 
@@ -94,10 +95,10 @@ def test_full_gradient_is_exact_whatever_the_chunks_and_leaves_buffers_alone(mon
     task = batch_norm_task()
     run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=1)
     rows = torch.arange(24)
-    whole = run._executor.gradients.full(task.params, task.buffers, rows)
+    whole = run._executor.gradients.full(task.params, task.buffers, Batch(rows))
     monkeypatch.setattr("fedlamb.simulate.loop.CHUNK", 5)
     before = {n: b.clone() for n, b in task.buffers.items()}
-    parts = run._executor.gradients.full(task.params, task.buffers, rows)
+    parts = run._executor.gradients.full(task.params, task.buffers, Batch(rows))
     model = copy.deepcopy(task.model).eval()
     nn.functional.cross_entropy(model(task.train[0]), task.train[1]).backward()
     for name, p in model.named_parameters():
@@ -127,8 +128,8 @@ def test_dropout_is_off_in_mime_s_full_gradient():
     task = fl.Task(model, data(), data())
     run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=1)
     gradients = run._executor.gradients
-    one = gradients.full(task.params, {}, torch.arange(24))
-    two = gradients.full(task.params, {}, torch.arange(24))
+    one = gradients.full(task.params, {}, Batch(torch.arange(24)))
+    two = gradients.full(task.params, {}, Batch(torch.arange(24)))
     assert all(torch.equal(one[n], two[n]) for n in one)
 
 

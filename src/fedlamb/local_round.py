@@ -1,6 +1,6 @@
 """THE client round: the one place where it is written down.
 
-Executors differ in how they map this function over clients and in how they take gradients.
+Executors differ in how they map these functions over clients and in how they take gradients.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,25 @@ from .trees import Tree
 
 
 class Gradients(Protocol):
-    """How an executor takes gradients; `rows` are rows of the training data."""
+    """How an executor takes gradients of the training loss."""
 
     def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
         """In training mode: mean gradient over the batch, buffers afterwards, loss."""
         ...
 
-    def full(self, params: Tree, buffers: Tree, rows: Tensor) -> Tree:
+    def full(self, params: Tree, buffers: Tree, data: Batch) -> Tree:
         """In evaluation mode: exact mean gradient over the rows; buffers are not updated."""
         ...
+
+
+class Underway(NamedTuple):
+    """A client in the middle of its round."""
+
+    local: Any
+    buffers: Tree
+    """They travel beside the parameters: only the next step of the same client sees them."""
+    loss: Tensor
+    """The sum over the steps so far, each before its update."""
 
 
 class Outcome(NamedTuple):
@@ -42,22 +52,46 @@ def local_round(
     client: Any,
     sent: Any,
     buffers: Tree,
-    rows: Tensor,
+    data: Batch,
     batches: Sequence[Batch],
 ) -> Outcome:
-    """One client's round: begin, a step for each batch, end."""
-    losses: list[Tensor] = []
-    local = algorithm.client_begin(client, sent, lambda x: gradients.full(x, buffers, rows))
-    # Buffers travel beside the parameters: only the next step of the same client sees them.
-    now = buffers
+    """One client's round: begin, a step for each batch, end. `data` are all of its rows."""
+    now = begin(algorithm, gradients, client, sent, buffers, data)
     for batch in batches:
+        now = step(algorithm, gradients, now, sent, batch)
+    return end(algorithm, now, sent, len(batches))
 
-        def grad_at(x: Tree, batch: Batch = batch) -> Tree:
-            nonlocal now
-            gradient, now, loss = gradients.minibatch(x, now, batch)
-            losses.append(loss)
-            return gradient
 
-        local = algorithm.client_step(local, sent, grad_at)
-    client, report = algorithm.client_end(local, sent)
-    return Outcome(client, report, now, torch.stack(losses).mean())
+def begin(
+    algorithm: AnyAlgorithm,
+    gradients: Gradients,
+    client: Any,
+    sent: Any,
+    buffers: Tree,
+    data: Batch,
+) -> Underway:
+    """The client has received the broadcast."""
+    local = algorithm.client_begin(client, sent, lambda x: gradients.full(x, buffers, data))
+    return Underway(local, buffers, next(iter(sent.params.values())).new_zeros(()))
+
+
+def step(
+    algorithm: AnyAlgorithm, gradients: Gradients, now: Underway, sent: Any, batch: Batch
+) -> Underway:
+    """One local step."""
+    buffers, loss = now.buffers, now.loss
+
+    def grad_at(x: Tree) -> Tree:
+        nonlocal buffers, loss
+        gradient, buffers, value = gradients.minibatch(x, buffers, batch)
+        loss = now.loss + value.detach()
+        return gradient
+
+    local = algorithm.client_step(now.local, sent, grad_at)
+    return Underway(local, buffers, loss)
+
+
+def end(algorithm: AnyAlgorithm, now: Underway, sent: Any, steps: Tensor | int) -> Outcome:
+    """The client reports; `steps` is how many it took."""
+    client, report = algorithm.client_end(now.local, sent)
+    return Outcome(client, report, now.buffers, now.loss / torch.as_tensor(steps))

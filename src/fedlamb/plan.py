@@ -16,7 +16,7 @@ from .tasks.images import DRAWS
 from .tasks.partition import PerRound
 
 # One stream per purpose, so that a draw for one never shifts another.
-_COHORT, _BATCHES, _MODEL, _DEAL, _AUGMENT = range(5)
+_COHORT, _BATCHES, _MODEL, _DEAL, _AUGMENT, _KEYS = range(6)
 
 
 def cohort_size(n: int, fraction: float) -> int:
@@ -69,8 +69,13 @@ class Plan:
         draw = self._generator(_AUGMENT, round, client)
         return torch.from_numpy(draw.integers(2**31, size=(count, DRAWS)))
 
+    def keys(self, round: int, client: int, steps: int) -> Tensor:
+        """A key for each local step, for layers such as dropout."""
+        draw = self._generator(_KEYS, round, client)
+        return torch.from_numpy(draw.integers(-(2**63), 2**63 - 1, size=steps))
+
     def model_seed(self, round: int, client: int) -> int:
-        """The seed for random layers, such as dropout, in this client's round."""
+        """The seed for random layers of one's own, which take no key, in this client's round."""
         key = np.random.SeedSequence([self.seed, _MODEL, round, client])
         return int(key.generate_state(1, np.uint64)[0])
 

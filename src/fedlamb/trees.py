@@ -72,7 +72,7 @@ def lerp(a: Tree, b: Tree, weight: Scalar) -> Tree:
 
 def lerp_square(a: Tree, b: Tree, weight: Scalar) -> Tree:
     """(1 - weight) * a + weight * b^2"""
-    if _transformed() or isinstance(weight, Tensor):
+    if transformed() or isinstance(weight, Tensor):
         return tree_map(lambda x, y: torch.lerp(x, y * y, weight), a, b)
     squares = _each("mul", b, b)
     torch._foreach_lerp_(
@@ -83,7 +83,7 @@ def lerp_square(a: Tree, b: Tree, weight: Scalar) -> Tree:
 
 def add_each_scaled(x: Tree, scales: Tree, u: Tree) -> Tree:
     """x + scale * u, with a scalar of its own for each tensor."""
-    if _transformed():
+    if transformed():
         return tree_map(lambda a, scale, b: a + scale * b, x, scales, u)
     scaled = _each("mul", u, scales)
     torch._foreach_add_(_list(scaled), [x[key] for key in u])  # in memory that is still in cache
@@ -92,7 +92,7 @@ def add_each_scaled(x: Tree, scales: Tree, u: Tree) -> Tree:
 
 def norms(tree: Tree) -> Tree:
     """The L2 norm of each tensor."""
-    if _transformed():
+    if transformed():
         return tree_map(torch.linalg.vector_norm, tree)
     return _each("norm", tree)
 
@@ -110,7 +110,7 @@ def _each(name: str, *trees: Tree, **numbers: float) -> Tree:
     for which the calls on lists are not defined.
     """
     first, *rest = trees
-    if _transformed():
+    if transformed():
         function = getattr(torch, name)
         return tree_map(lambda *tensors: function(*tensors, **numbers), first, *rest)
     if not first:
@@ -124,6 +124,6 @@ def _list(tree: Tree) -> list[Tensor]:
     return list(tree.values())
 
 
-def _transformed() -> bool:
-    """Whether this runs inside one of `torch.func`'s transforms."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def transformed() -> bool:
+    """Whether this runs inside one of `torch.func`'s transforms, or is being compiled."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

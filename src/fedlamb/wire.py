@@ -107,4 +107,4 @@ def _take(left: Record, name: str, like: Tensor) -> Tensor:
     return tensor.to(like.device)
 
 
-_NUMBERS = {int: torch.int64, float: torch.float64}
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}

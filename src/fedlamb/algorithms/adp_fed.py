@@ -25,9 +25,8 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """This round's number and local rate, and the global model."""
+    """This round's local rate and the global model."""
 
-    round: int
     lr: Scalar
     params: Tree
 
@@ -69,7 +68,7 @@ class AdpFed:
 
     def broadcast(self, server: Server) -> Sent:
         r = server.round + 1
-        return Sent(round=r, lr=self.lr * self.schedule(r), params=server.params)
+        return Sent(lr=self.lr * self.schedule(r), params=server.params)
 
     def client_init(self, params: Tree) -> Client:
         return Client()

@@ -25,9 +25,11 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """This round's number and rate, the global model, and the shared second moment."""
+    """Whether clients divide by their own v, whether this round synchronises v_hat, the rate,
+    the global model, and the shared second moment."""
 
-    round: int
+    own_v: bool
+    sync: bool
     lr: Scalar
     params: Tree
     v_hat: Kept
@@ -78,7 +80,8 @@ class FedAMS:
 
     def broadcast(self, server: Server) -> Sent:
         r = server.round + 1
-        return Sent(r, self.lr * self.schedule(r), server.params, server.v_hat)
+        own_v, sync = r == 1 and self.first_round == "local", is_sync(r, self.sync_every)
+        return Sent(own_v, sync, self.lr * self.schedule(r), server.params, server.v_hat)
 
     def client_init(self, params: Tree) -> Client:
         return Client(m=trees.zeros_like(params) if self.momentum == "persist" else {})
@@ -86,8 +89,7 @@ class FedAMS:
     def client_begin(self, client: Client, sent: Sent, full_grad_at: GradAt) -> Local:
         m = client.m or trees.zeros_like(sent.params)
         v_hat = sent.v_hat.tree
-        divides_by_v = sent.round == 1 and self.first_round == "local"
-        den = {} if divides_by_v else trees.sqrt(v_hat)
+        den = {} if sent.own_v else trees.sqrt(v_hat)
         return Local(x=sent.params, m=m, v=v_hat, den=den)  # line 6
 
     def client_step(self, local: Local, sent: Sent, grad_at: GradAt) -> Local:
@@ -101,7 +103,7 @@ class FedAMS:
     def client_end(self, local: Local, sent: Sent) -> tuple[Client, Report]:
         client = Client(m=local.m if self.momentum == "persist" else {})
         delta = trees.subtract(local.x, sent.params)  # line 15
-        v = local.v if is_sync(sent.round, self.sync_every) else {}
+        v = local.v if sent.sync else {}
         return client, Report(delta=delta, v=v)  # line 16
 
     def server_update(self, server: Server, mean: Report) -> Server:

@@ -21,9 +21,8 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """This round's number and rate, and the global model."""
+    """This round's rate and the global model."""
 
-    round: int
     lr: Scalar
     params: Tree
 
@@ -59,7 +58,7 @@ class FedSGD:
 
     def broadcast(self, server: Server) -> Sent:
         r = server.round + 1
-        return Sent(round=r, lr=self.lr * self.schedule(r), params=server.params)
+        return Sent(lr=self.lr * self.schedule(r), params=server.params)
 
     def client_init(self, params: Tree) -> Client:
         return Client()

@@ -23,8 +23,11 @@ from ..trees import Tree
 from ..wire import RecordError, downlink_bytes, kept_versions, nbytes, pack, unpack, uplink_bytes
 from .client_store import ClientStore
 from .loop import Loop
+from .vectorised import Vectorised
+from .work import Executor
 
 Weighting = Literal["uniform", "examples"]
+ExecutorName = Literal["auto", "loop", "vectorised"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def fit(
     epochs: int = 1,
     weighting: Weighting = "uniform",
     seed: int = 0,
+    executor: ExecutorName = "auto",
 ) -> "Run":
     """A federation that trains `task` by `algorithm`; iterate over it to run its rounds.
 
@@ -65,6 +69,8 @@ def fit(
     batch_size, epochs: local minibatches (the last may be smaller) and passes over the rows.
     weighting: the mean over clients, "uniform" or by number of "examples".
     seed: decides cohorts, batches and random layers. Same seed, same bits.
+    executor: how clients are run: "loop", "vectorised", or the better one for this model and
+        device. The trajectory is the same, to rounding.
     """
     rounds = whole_number("rounds", rounds, 1)
     batch_size, epochs = (
@@ -89,7 +95,7 @@ def fit(
     else:
         rows = _client_rows(clients, task)
     plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)
-    return Run(algorithm, task, plan, weighting, rounds)
+    return Run(algorithm, task, plan, weighting, rounds, executor)
 
 
 class Run(Iterator[Round]):
@@ -100,7 +106,13 @@ class Run(Iterator[Round]):
     """
 
     def __init__(
-        self, algorithm: AnyAlgorithm, task: Task, plan: Plan, weighting: Weighting, rounds: int
+        self,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        plan: Plan,
+        weighting: Weighting,
+        rounds: int,
+        executor: ExecutorName,
     ) -> None:
         self.algorithm, self.task, self.plan = algorithm, task, plan
         self.weighting, self.rounds = weighting, rounds
@@ -110,7 +122,10 @@ class Run(Iterator[Round]):
         self.store = ClientStore(lambda: algorithm.client_init(task.params))
         self.on_client: Callable[[int, int], None] = lambda done, cohort: None
         """Told during a round how many clients of the cohort are done."""
-        self._executor = Loop(algorithm, task, plan, weighting, self.store)
+        self.executor, self.reason = choose(executor, task)
+        """Which one runs the clients, and why."""
+        kinds: dict[str, type[Executor]] = {"loop": Loop, "vectorised": Vectorised}
+        self._executor: Any = kinds[self.executor](algorithm, task, plan, weighting, self.store)  # type: ignore[call-arg]
 
     @property
     def params(self) -> Tree:
@@ -141,10 +156,10 @@ class Run(Iterator[Round]):
             collected = self._executor.run(number, sent, self.buffers, self.on_client)
             server = self.algorithm.server_update(self.server, collected.report)
         metrics = {
-            "train_loss": collected.loss,
+            "train_loss": float(collected.loss),
             **self.task.evaluate(server.params, collected.buffers),
         }
-        cohort = list(collected.states)
+        cohort = self.plan.cohort(number)
         beside = nbytes(self.buffers)
         up = len(cohort) * (uplink_bytes(collected.report) + beside)
         down = sum(downlink_bytes(sent, self.store.versions(c)) + beside for c in cohort)
@@ -216,6 +231,31 @@ class Run(Iterator[Round]):
             "clients": digest.hexdigest(),
             "data": _sample_digest(self.task),
         }
+
+
+def choose(executor: ExecutorName, task: Task) -> tuple[str, str]:
+    """The executor's name and why it is the one."""
+    if executor == "auto":
+        return _best(task)
+    if executor not in ("loop", "vectorised"):
+        raise SettingError("executor", executor, "must be 'auto', 'loop' or 'vectorised'")
+    return executor, "as asked"
+
+
+def _best(task: Task) -> tuple[str, str]:
+    size = sum(p.numel() for p in task.params.values())
+    if task.precision != "float32":
+        return "loop", "reduced precision does not run vectorised"
+    if task.buffers:
+        return "loop", "the model has buffers, such as batch norm's"
+    if task.device.type == "cuda" and size <= _SMALL:
+        return "vectorised", f"a small model ({size:,} parameters) on a GPU"
+    if task.device.type == "cuda":
+        return "loop", f"a model of {size:,} parameters fills the GPU by itself"
+    return "loop", "on a CPU"
+
+
+_SMALL = 5_000_000  # parameters
 
 
 class _Global(NamedTuple):

@@ -1,49 +1,26 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map as tree_map_all
 
 from ..algorithm import AnyAlgorithm
 from ..local_round import Outcome, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
+from ..tasks.dropout import key_names
 from ..tasks.images import Batch
 from ..tasks.task import CHUNK, Task
-from ..trees import Tree, add, add_scaled, tree_map, zeros_like
+from ..trees import Tree, add_scaled, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
+from .cuda_graph import Replayed
+from .messages import take_apart
 from .running_mean import RunningMean
-
-
-class Assignment(NamedTuple):
-    """One client's work in a round."""
-
-    client: int
-    rows: Tensor
-    batches: list[Batch]
-    model_seed: int
-
-
-class Upload(NamedTuple):
-    """What one client sends, and the mean over the cohort: only ever averaged."""
-
-    report: Any
-    buffers: Tree
-    """The change of the floating buffers."""
-    loss: Tree
-
-
-class Collected(NamedTuple):
-    """A finished round of the cohort: everything that the server and the store need."""
-
-    report: Any
-    buffers: Tree
-    loss: float
-    states: dict[int, Any]
+from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
 
 
 class Loop:
@@ -54,17 +31,11 @@ class Loop:
     ) -> None:
         keep_freed_memory()
         self.algorithm, self.plan, self.store = algorithm, plan, store
-        self.weighting = weighting
+        self.weighting, self.task = weighting, task
         self.gradients = Autograd(task)
-        self._device, self._augments = task.train[0].device, task.augments
+        self._replayed = Replayed() if task.device.type == "cuda" else None
 
-    def run(
-        self,
-        round: int,
-        sent: Any,
-        buffers: Tree,
-        on_client: Callable[[int, int], None] = lambda done, cohort: None,
-    ) -> Collected:
+    def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
         averaged = {name: b for name, b in buffers.items() if b.is_floating_point()}
         counters = {name: b for name, b in buffers.items() if name not in averaged}
@@ -72,8 +43,8 @@ class Loop:
         states: dict[int, Any] = {}
         # The whole cohort is planned first: between two clients the same takes several times
         # as long, since by then the caches hold nothing but models and data.
-        work = [self._assignment(round, client) for client in self.plan.cohort(round)]
-        with torch.enable_grad(), own_random_state(self._device) as generator:
+        work = assignments(self.plan, round, self.task.augments, self.weighting)
+        with torch.enable_grad(), own_random_state(self.task.device) as generator:
             for each in work:
                 try:
                     generator.manual_seed(each.model_seed)
@@ -84,32 +55,46 @@ class Loop:
                 states[each.client] = outcome.client
                 on_client(len(states), len(work))
                 change = tree_map(torch.sub, {n: outcome.buffers[n] for n in averaged}, averaged)
-                upload = Upload(outcome.report, change, {"loss": outcome.loss})
-                mean.add(upload, len(each.rows) if self.weighting == "examples" else 1)
+                mean.add(Upload(outcome.report, change, {"loss": outcome.loss}), each.weight)
                 counters = {n: torch.maximum(c, outcome.buffers[n]) for n, c in counters.items()}
-        moved = {**add(averaged, mean.value.buffers), **counters}
-        buffers = {name: moved[name] for name in buffers}
-        return Collected(mean.value.report, buffers, float(mean.value.loss["loss"]), states)
-
-    def _assignment(self, round: int, client: int) -> Assignment:
-        plan, device = self.plan, self._device
-        rows = [part.to(device) for part in plan.batches(round, client)]
-        draws: Sequence[Tensor | None] = [None] * len(rows)
-        if self._augments:
-            sizes = [len(part) for part in rows]
-            draws = torch.split(plan.draws(round, client, sum(sizes)).to(device), sizes)
-        return Assignment(
-            client,
-            plan.rows(round, client).to(device),
-            [Batch(*both) for both in zip(rows, draws, strict=True)],
-            plan.model_seed(round, client),
-        )
+        moved = average_buffers(buffers, mean.value.buffers, counters)
+        return Collected(mean.value.report, moved, mean.value.loss["loss"], states)
 
     def _local_round(self, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
         state = self.store.state(each.client)
-        return local_round(
-            self.algorithm, self.gradients, state, sent, buffers, each.rows, each.batches
-        )
+        if self._replayed is None:
+            data, batches = each.data, each.batches
+            return local_round(self.algorithm, self.gradients, state, sent, buffers, data, batches)
+        return self._on_the_gpu(self._replayed, each, state, sent, buffers)
+
+    def _on_the_gpu(
+        self, replayed: Replayed, each: Assignment, state: Any, sent: Any, buffers: Tree
+    ) -> Outcome:
+        """The whole local round as one graph; its kernels alone would wait to be launched."""
+        device = self.task.device
+        message = take_apart(sent, next(iter(self.task.params.values())))
+
+        def program(inputs: dict[str, Any]) -> Outcome:
+            return local_round(
+                self.algorithm,
+                self.gradients,
+                inputs["state"],
+                message.together(inputs["sent"]),
+                inputs["buffers"],
+                Batch(**inputs["data"]),
+                [Batch(**batch) for batch in inputs["batches"]],
+            )
+
+        inputs = {
+            "state": state,
+            "sent": message.tensors,
+            "buffers": buffers,
+            "data": _on(device, each.data),
+            "batches": [_on(device, batch) for batch in each.batches],
+        }
+        outcome: Outcome = replayed(message.flags, program, inputs)
+        # The next client's round will be written over this one's.
+        return tree_map_all(torch.clone, outcome)  # type: ignore[no-any-return]
 
 
 class Autograd:
@@ -125,25 +110,30 @@ class Autograd:
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
         found = {name: b.clone() for name, b in self.model.named_buffers()}
-        self._owners = {name: _owner(self.model, name) for name in found}
-        self._afresh = {name: b for name, b in found.items() if name not in task.buffers}
+        self._keys = [_owner(self.model, name) for name in key_names(self.model)]
+        self._owners = {
+            name: _owner(self.model, name) for name in found if name not in key_names(self.model)
+        }
+        self._afresh = {name: found[name] for name in self._owners if name not in task.buffers}
         self._training: bool | None = None
 
     def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
         self._mode(training=True)
         now = self._load(buffers)
+        for module, attribute in self._keys:
+            module._buffers[attribute] = batch.key
         gradient, loss = self._gradient(params, batch)
         if now:  # a model may have put new tensors in their place
             now = {name: self._buffer(name) for name in now}
         return gradient, now, loss
 
-    def full(self, params: Tree, buffers: Tree, rows: Tensor) -> Tree:
+    def full(self, params: Tree, buffers: Tree, data: Batch) -> Tree:
         self._mode(training=False)
         self._load(buffers)
         total = zeros_like(params)
-        for chunk in torch.split(rows, CHUNK):
-            gradient, _ = self._gradient(params, Batch(chunk, None))
-            total = add_scaled(total, len(chunk) / len(rows), gradient)
+        for chunk in torch.split(data.rows, CHUNK):
+            gradient, _ = self._gradient(params, Batch(chunk))
+            total = add_scaled(total, len(chunk) / len(data.rows), gradient)
         return total
 
     def _gradient(self, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
@@ -183,3 +173,8 @@ class Autograd:
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
+
+
+def _on(device: torch.device, batch: Batch) -> dict[str, Tensor]:
+    """The parts of a batch that are there, on the device."""
+    return {name: part.to(device) for name, part in batch._asdict().items() if part is not None}

@@ -68,7 +68,12 @@ def _crop_and_flip(images: Tensor, draws: Tensor, width: int) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """The rows of one local step, and the draws that decide how each is augmented (or None)."""
+    """Rows of the training data, and what decides how they are seen."""
 
     rows: Tensor
-    draws: Tensor | None
+    draws: Tensor | None = None
+    """How each is augmented, where it is."""
+    key: Tensor | None = None
+    """What random layers depend on, in a local step."""
+    weights: Tensor | None = None
+    """The share of each row in the mean; None: all alike. Rows that only pad have 0."""

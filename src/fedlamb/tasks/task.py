@@ -12,7 +12,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SettingError
 from ..randomness import own_random_state
-from ..trees import Tree, detached
+from ..trees import Tree, detached, transformed
+from .dropout import with_keyed_dropout
 from .images import Images
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -53,7 +54,8 @@ class Task:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise SettingError("model", type(model).__name__, "must be a torch.nn.Module")
-        self.model = copy.deepcopy(model)
+        self._given = copy.deepcopy(model)
+        self.model = with_keyed_dropout(copy.deepcopy(model))
         self.params = _trained(self.model)
         kept = self.model.state_dict(keep_vars=True)
         self.buffers: Tree = detached({n: b for n, b in self.model.named_buffers() if n in kept})
@@ -66,6 +68,10 @@ class Task:
         if precision not in ("float32", "bf16"):
             raise SettingError("precision", precision, "must be 'float32' or 'bf16'")
         self.precision = precision
+        # Where it pays: convolutions on a CPU take half the time, in bf16 on a GPU less as well.
+        convolves = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        fits = self.device.type == "cpu" or precision == "bf16"
+        self._channels_last = convolves and fits and self.train[0].dim() == 4
         classifies = not self.train[1].is_floating_point()
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
@@ -92,6 +98,8 @@ class Task:
     ) -> Tensor:
         """What the model makes of stored inputs, under the task's precision."""
         x = self.prepared(x, draws)
+        if self._channels_last and not transformed():
+            x = x.contiguous(memory_format=torch.channels_last)
         if self.precision == "float32":
             return model(x)
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -123,7 +131,7 @@ class Task:
 
     def model_with(self, params: Tree, buffers: Tree) -> nn.Module:
         """A copy of the model that holds these parameters and buffers."""
-        model = copy.deepcopy(self.model)
+        model = copy.deepcopy(self._given)
         model.load_state_dict({**params, **buffers}, strict=False)
         return model
 

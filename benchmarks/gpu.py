@@ -1,0 +1,136 @@
+"""One round of 25 clients on a GPU: MLP, CNN and ResNet-18 under Fed-LAMB, beside an eager loop.
+
+    python benchmarks/gpu.py [--only mlp,cnn,resnet18] [--profile] [--log FILE]
+
+MLP and CNN: 19 steps of 128 MNIST-sized images per client; ResNet-18: 16 steps of 128
+CIFAR-sized images in bf16. Random pixels. A round is timed from the call to the synchronised end,
+planning and server update included, and the evaluation of 128 examples.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import fedlamb as fl
+from fedlamb.local_round import local_round
+from fedlamb.simulate.loop import Autograd
+from fedlamb.simulate.work import assignments
+from fedlamb.tasks.images import Batch
+from fedlamb.tasks.models import build_model
+
+CLIENTS = 25
+WORK = {
+    "mlp": ((1, 28, 28), 19, "float32", 20),
+    "cnn": ((1, 28, 28), 19, "float32", 20),
+    "resnet18": ((3, 32, 32), 16, "bf16", 5),
+}
+
+
+def federation(name: str, executor: str) -> fl.Run:
+    """The workload as a run."""
+    shape, steps, precision, _ = WORK[name]
+    draw = torch.Generator().manual_seed(0)
+    rows = CLIENTS * steps * 128
+    x = torch.randint(256, (rows, *shape), generator=draw, dtype=torch.uint8)
+    y = torch.randint(10, (rows,), generator=draw)
+    crop = 4 if shape[0] == 3 else 0
+    task = fl.Task(
+        build_model(name, shape, 10).cuda(),
+        (x, y),
+        (x[:128], y[:128]),
+        inputs=fl.Images((128.0,) * shape[0], (74.0,) * shape[0], crop=crop),
+        precision=precision,
+    )
+    return fl.fit(
+        fl.FedLAMB(lr=0.001),
+        task,
+        clients=fl.iid(rows, CLIENTS),
+        rounds=10**6,
+        batch_size=128,
+        executor=executor,
+    )
+
+
+def eager_loop(name: str) -> Callable[[], None]:
+    """The same client rounds one after another, no graph."""
+    run = federation(name, "loop")
+    gradients = Autograd(run.task)
+    work = assignments(run.plan, 2, run.task.augments, "uniform")
+    next(run)
+    sent = run.algorithm.broadcast(run.server)
+
+    def once() -> None:
+        for each in work:
+            batches = [
+                Batch(*(p if p is None else p.cuda() for p in batch)) for batch in each.batches
+            ]
+            state = run.store.state(each.client)
+            data = Batch(each.data.rows.cuda())
+            local_round(run.algorithm, gradients, state, sent, run.buffers, data, batches)
+
+    return once
+
+
+def timed(once: Callable[[], object], repeats: int, warm: int) -> list[float]:
+    """Seconds of each repeat."""
+    found = []
+    for number in range(warm + repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        once()
+        torch.cuda.synchronize()
+        if number >= warm:
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def main() -> None:
+    """Times every workload, prints a table, writes the log."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--only", default=",".join(WORK))
+    arguments.add_argument("--profile", action="store_true")
+    arguments.add_argument("--log", type=Path)
+    given = arguments.parse_args()
+    results = []
+    for name in given.only.split(","):
+        repeats = WORK[name][3]
+        executors = ("loop",) if name == "resnet18" else ("loop", "vectorised")
+        for executor in executors:
+            run = federation(name, executor)
+            torch.cuda.reset_peak_memory_stats()
+            seconds = timed(lambda run=run: next(run), repeats, warm=3)
+            memory = torch.cuda.max_memory_allocated() / 2**30
+            results.append({"model": name, "how": executor, "seconds": seconds, "GiB": memory})
+            print(
+                f"{name:9} {executor:11} {1e3 * statistics.median(seconds):9.2f} ms (n = {repeats}, "
+                f"{1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f}) {memory:.2f} GiB",
+                flush=True,
+            )
+            if given.profile:
+                with torch.profiler.profile() as profile:
+                    next(run)
+                    torch.cuda.synchronize()
+                print(
+                    profile.key_averages().table(
+                        sort_by="cuda_time_total", row_limit=14, max_name_column_width=60
+                    )
+                )
+            del run
+            torch.cuda.empty_cache()
+        seconds = timed(eager_loop(name), 2, warm=1)
+        results.append({"model": name, "how": "eager loop", "seconds": seconds})
+        print(
+            f"{name:9} eager loop  {1e3 * statistics.median(seconds):9.2f} ms (n = 2)", flush=True
+        )
+    if given.log:
+        facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        given.log.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Gradients by `torch.func`, for the vectorised executor."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from ..tasks.dropout import key_names
+from ..tasks.images import Batch
+from ..tasks.task import CHUNK, Task
+from ..trees import Tree, add_scaled, zeros_like
+
+
+class Functional:
+    """Gradients by `torch.func`, for use under vmap."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._keys = key_names(task.model)
+        kept = {*task.params, *task.buffers, *self._keys}
+        # Buffers that are no part of the state, and frozen parameters, stay as the model has them.
+        self._rest = {n: b for n, b in task.model.named_buffers() if n not in kept}
+
+    def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
+        self.task.model.train()
+        keys = dict.fromkeys(self._keys, batch.key)
+        gradient, after, loss = self._gradient(params, {**self._rest, **buffers}, keys, batch)
+        return gradient, {name: after[name] for name in buffers}, loss
+
+    def full(self, params: Tree, buffers: Tree, data: Batch) -> Tree:
+        self.task.model.eval()
+        total = zeros_like(params)
+        count = len(data.rows)
+        for start in range(0, count, CHUNK):
+            rows = data.rows[start : start + CHUNK]
+            if data.weights is None:
+                gradient, _, _ = self._gradient(params, buffers, {}, Batch(rows))
+                total = add_scaled(total, len(rows) / count, gradient)
+            else:
+                part = Batch(rows, weights=data.weights[start : start + CHUNK])
+                gradient, _, _ = self._gradient(params, buffers, {}, part)
+                total = add_scaled(total, 1.0, gradient)
+        return total
+
+    def _gradient(
+        self, params: Tree, buffers: Tree, keys: Mapping[str, Any], batch: Batch
+    ) -> tuple[Tree, Tree, Tensor]:
+        task = self.task
+        x, y = (part[batch.rows] for part in task.train)
+
+        def loss(trained: Tree) -> tuple[Tensor, Tree]:
+            now = {name: b.clone() for name, b in buffers.items()}  # the model changes them
+            state = {**now, **keys, **trained}
+            outputs = task.outputs(
+                lambda inputs: functional_call(task.model, state, (inputs,)), x, batch.draws
+            )
+            if batch.weights is None:
+                return task.loss(outputs, y), now
+            of_each = vmap(lambda o, t: task.loss(o[None], t[None]), randomness="different")
+            return (of_each(outputs, y) * batch.weights).sum(), now
+
+        gradient, (value, after) = grad_and_value(loss, has_aux=True)(params)
+        return gradient, after, value

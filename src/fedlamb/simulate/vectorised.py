@@ -1,0 +1,305 @@
+"""The vectorised executor: `vmap` of the client round, over clients and over trials.
+
+A trial is one federation: `fit` has one, a sweep has many. The clients of a round, and the trials,
+become axes of every tensor, so that small models cost few, large operations. Clients of unequal
+sizes are padded by rows of weight 0; where all are equal, nothing is padded.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from ..algorithm import AnyAlgorithm
+from ..errors import SettingError
+from ..local_round import Outcome, Underway, begin, end, step
+from ..plan import Plan
+from ..randomness import own_random_state
+from ..tasks.images import Batch
+from ..tasks.task import Task
+from ..trees import Tree
+from .allocator import keep_freed_memory
+from .client_store import ClientStore
+from .cuda_graph import Replayed
+from .functional import Functional
+from .messages import take_apart
+from .padding import Named, Schedule, padded_batches, padded_data
+from .running_mean import RunningMean
+from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
+
+
+class Trial(NamedTuple):
+    """One federation in one round."""
+
+    algorithm: AnyAlgorithm
+    sent: Any
+    buffers: Tree
+    store: ClientStore
+    work: list[Assignment]
+
+
+class Vectorised:
+    """Runs a cohort as one batched program, as many clients at once as fit the memory."""
+
+    def __init__(
+        self, algorithm: AnyAlgorithm, task: Task, plan: Plan, weighting: str, store: ClientStore
+    ) -> None:
+        self.algorithm, self.plan, self.store = algorithm, plan, store
+        self.weighting, self.task = weighting, task
+        self.stack = Stack(task)
+        self._ahead: tuple[int, list[Assignment]] | None = None
+
+    def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
+        """One round of the plan's cohort; changes nothing but what it returns."""
+        work = self._planned(round)
+        trial = Trial(self.algorithm, sent, buffers, self.store, work)
+        (collected,) = self.stack.run([trial], on_client)
+        if self.task.device.type == "cuda":  # the device is still at work: plan the next round
+            self._ahead = (round + 1, self._planned(round + 1))
+        return collected
+
+    def _planned(self, round: int) -> list[Assignment]:
+        if self._ahead is not None and self._ahead[0] == round:
+            return self._ahead[1]
+        return assignments(self.plan, round, self.task.augments, self.weighting)
+
+
+class Stack:
+    """Runs the clients of many trials together; all trials share data and model."""
+
+    def __init__(self, task: Task) -> None:
+        keep_freed_memory()
+        if task.precision != "float32":
+            raise SettingError(
+                "executor",
+                "vectorised",
+                f"works in float32, and precision is {task.precision!r}; use executor='loop'",
+            )
+        self.task = task
+        self.gradients = Functional(task)
+        self._at_once: int | None = None
+        self._replayed = Replayed() if task.device.type == "cuda" else None
+
+    def run(self, trials: Sequence[Trial], on_client: OnClient) -> list[Collected]:
+        """One round of every trial's cohort, as many clients at once as fit."""
+        cohort = len(trials[0].work)
+        # The longest first, so that those who are still at work are always in front.
+        queues = [sorted(t.work, key=lambda w: -len(w.batches)) for t in trials]
+        sums = [_Sum() for _ in trials]
+        done = 0
+        with torch.no_grad(), own_random_state(self.task.device):
+            while done < cohort:
+                count = min(self._at_once or cohort, cohort - done)
+                part = [
+                    t._replace(work=q[done : done + count])
+                    for t, q in zip(trials, queues, strict=True)
+                ]
+                try:
+                    found = self._together(part)
+                except torch.OutOfMemoryError as error:
+                    self._at_once = self._halved(count, error)
+                    continue
+                for total, chunk in zip(sums, found, strict=True):
+                    total.add(chunk)
+                done += count
+                on_client(done, cohort)
+        return [total.collected(t.buffers) for total, t in zip(sums, trials, strict=True)]
+
+    def _halved(self, count: int, error: Exception) -> int:
+        if count == 1:
+            raise SettingError(
+                "executor",
+                "vectorised",
+                "does not fit into the device's memory even with one client at a time; use a "
+                "smaller batch_size, or executor='loop'",
+            ) from error
+        if self._replayed is not None:
+            self._replayed.clear()
+        torch.cuda.empty_cache()
+        said = f"out of device memory with {count} clients at once; trying {count // 2}"
+        print(f"fedlamb: {said}", file=sys.stderr)
+        return count // 2
+
+    def _together(self, trials: Sequence[Trial]) -> list["_Chunk"]:
+        """These clients in one program."""
+        inputs, form = self._inputs(trials)
+        program = partial(self._program, form)
+        outputs = self._replayed(form.key, program, inputs) if self._replayed else program(inputs)
+        states, mean, largest = outputs
+        found = []
+        for i, trial in enumerate(trials):
+            clients = [each.client for each in trial.work]
+            of: Callable[[Any], Any] = partial(tree_map, lambda t, i=i: t[i])
+            kept = trial.store.unstacked(clients, tree_flatten(of(states))[0])
+            found.append(_Chunk(kept, of(mean), of(largest), sum(e.weight for e in trial.work)))
+        return found
+
+    def _inputs(self, trials: Sequence[Trial]) -> tuple[dict[str, Any], "_Form"]:
+        """All that differs between rounds as tensors; all that does not as a form."""
+        device = self.task.device
+        like = next(iter(self.task.params.values()))
+        messages = [take_apart(t.sent, like) for t in trials]
+        varied = _varied([t.algorithm for t in trials])
+        batches, schedule = padded_batches([t.work for t in trials])
+        data = padded_data([t.work for t in trials])
+        ragged = "weights" in batches or "weights" in data
+        if ragged and self.task.buffers:
+            raise SettingError(
+                "executor",
+                "vectorised",
+                "cannot pad clients of different sizes for a model with buffers such as batch "
+                "norm's; use executor='loop', or a model with group norm",
+            )
+        shares = torch.tensor([[w.weight for w in t.work] for t in trials], dtype=like.dtype)
+        clients = [[w.client for w in t.work] for t in trials]
+        states = [t.store.stacked(c) for t, c in zip(trials, clients, strict=True)]
+        _, structure = tree_flatten(trials[0].store.state(clients[0][0]))
+        inputs: dict[str, Any] = {
+            "sent": [
+                torch.stack(parts) for parts in zip(*(m.tensors for m in messages), strict=True)
+            ],
+            "varied": {
+                n: torch.tensor(v, dtype=like.dtype, device=device) for n, v in varied.items()
+            },
+            "buffers": {n: torch.stack([t.buffers[n] for t in trials]) for n in trials[0].buffers},
+            "states": _stacked(states),
+            "batches": _moved(batches, like),
+            "data": _moved(data, like),
+            "shares": (shares / shares.sum(dim=1, keepdim=True)).to(device),
+        }
+        _, together, flags = messages[0]
+        return inputs, _Form(trials[0].algorithm, together, flags, structure, schedule)
+
+    def _program(self, form: "_Form", inputs: dict[str, Any]) -> tuple[Any, Upload, Tree]:
+        """Pure tensors in and out, with axes (trials, clients, ...)."""
+        per_trial = (inputs["varied"], inputs["sent"])
+        buffers, gradients = inputs["buffers"], self.gradients
+
+        def each(function: Callable[..., Any], *per_client: Any) -> Any:
+            """Over trials and clients; `buffers` are a trial's, before a client has its own."""
+
+            def trial(varied: Named, sent: list[Tensor], buffers: Tree, *clients: Any) -> Any:
+                algorithm: Any = form.algorithm
+                algorithm = replace(algorithm, **varied) if varied else algorithm
+                one = partial(function, algorithm, form.broadcast(sent), buffers)
+                return vmap(one, randomness="different")(*clients)
+
+            return vmap(trial, randomness="different")(*per_trial, buffers, *per_client)
+
+        def start(
+            algorithm: Any, sent: Any, buffers: Tree, state: list[Tensor], data: Named
+        ) -> Any:
+            client = tree_unflatten(state, form.structure)
+            return begin(algorithm, gradients, client, sent, buffers, Batch(**data))
+
+        def go_on(algorithm: Any, sent: Any, _: Tree, now: Underway, batch: Named) -> Any:
+            return step(algorithm, gradients, now, sent, Batch(**batch))
+
+        def stop(algorithm: Any, sent: Any, _: Tree, now: Underway, steps: Tensor) -> Any:
+            return end(algorithm, now, sent, steps)
+
+        now: Underway = each(start, inputs["states"], inputs["data"])
+        finished: list[Underway] = []
+        batches, first = dict(inputs["batches"]), 0
+        steps, keys = batches.pop("steps"), batches.pop("key")
+        for number, (width, active, resting) in enumerate(zip(*form.schedule, strict=True)):
+            if active < now.loss.shape[1]:  # the others are done
+                finished.insert(0, tree_map(lambda t, a=active: t[:, a:], now))
+                now = tree_map(lambda t, a=active: t[:, :a], now)
+            rows = slice(first, first + width)
+            batch = {name: t[:, :active, rows] for name, t in batches.items()}
+            after = each(go_on, now, {**batch, "key": keys[:, :active, number]})
+            if resting:
+                at_work = steps[:, :active] > number
+                after = tree_map(partial(_where, at_work), after, now)
+            now, first = after, first + width
+        if finished:
+            now = tree_map(lambda *parts: torch.cat(parts, dim=1), now, *finished)
+        outcome: Outcome = each(stop, now, steps)
+
+        def mean(tree: Any) -> Any:
+            return tree_map(lambda t: torch.einsum("tc,tc...->t...", inputs["shares"], t), tree)
+
+        averaged = {n: b for n, b in outcome.buffers.items() if b.is_floating_point()}
+        change = {n: b - buffers[n][:, None] for n, b in averaged.items()}
+        largest = {n: b.amax(dim=1) for n, b in outcome.buffers.items() if n not in averaged}
+        upload = Upload(outcome.report, change, {"loss": outcome.loss})
+        return outcome.client, mean(upload), largest
+
+
+class _Form(NamedTuple):
+    """What decides a program beside its inputs."""
+
+    algorithm: AnyAlgorithm
+    broadcast: Callable[[list[Tensor]], Any]
+    """Put together from its tensors."""
+    flags: tuple[Any, ...]
+    """What the broadcast holds beside tensors and numbers."""
+    structure: Any
+    """Of a client's state."""
+    schedule: Schedule
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for two rounds whose programs are the same."""
+        return self.algorithm, self.flags, str(self.structure), self.schedule
+
+
+class _Chunk(NamedTuple):
+    """What one trial's clients left behind."""
+
+    states: dict[int, Any]
+    mean: Upload
+    largest: Tree
+    weight: float
+
+
+class _Sum:
+    """The chunks of one trial."""
+
+    def __init__(self) -> None:
+        self._mean = RunningMean()
+        self._states: dict[int, Any] = {}
+        self._largest: Tree = {}
+
+    def add(self, chunk: _Chunk) -> None:
+        self._mean.add(chunk.mean, chunk.weight)
+        self._states |= chunk.states
+        before = self._largest
+        self._largest = {n: torch.maximum(b, before.get(n, b)) for n, b in chunk.largest.items()}
+
+    def collected(self, buffers: Tree) -> Collected:
+        mean: Upload = self._mean.value
+        moved = average_buffers(buffers, mean.buffers, self._largest)
+        return Collected(mean.report, moved, mean.loss["loss"], self._states)
+
+
+def _varied(algorithms: Sequence[Any]) -> dict[str, list[float]]:
+    """The numbers in which the algorithms of the trials differ."""
+    found = {}
+    for field in fields(algorithms[0]):
+        values = [getattr(a, field.name) for a in algorithms]
+        if any(value != values[0] for value in values):
+            found[field.name] = values
+    return found
+
+
+def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [torch.stack(parts) for parts in zip(*lists, strict=True)]
+
+
+def _moved(tensors: Named, like: Tensor) -> Named:
+    """On the device of `like`; of its dtype where floating."""
+    return {
+        n: t.to(like) if t.is_floating_point() else t.to(like.device) for n, t in tensors.items()
+    }
+
+
+def _where(at_work: Tensor, after: Tensor, before: Tensor) -> Tensor:
+    return torch.where(at_work.reshape(*at_work.shape, *[1] * (after.dim() - 2)), after, before)

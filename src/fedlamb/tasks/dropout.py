@@ -1,0 +1,68 @@
+"""Dropout that depends on a key alone: the same masks in a loop, vectorised, on any device.
+
+torch's own dropout draws from a generator, and how much of it each call takes differs between
+devices and under vmap. Here a mask is a hash of (key, layer, position), so that a client's round
+is the same wherever it is run.
+"""
+
+import torch
+from torch import Tensor, nn
+
+_FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # these drop whole channels
+
+
+class KeyedDropout(nn.Module):
+    """Zeroes shares of its inputs in training mode, by the key that its buffer holds."""
+
+    key: Tensor
+
+    def __init__(self, p: float, whole_channels: bool, number: int) -> None:
+        super().__init__()
+        self.p, self.whole_channels, self.number = p, whole_channels, number
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = x.shape[:2] if self.whole_channels else x.shape
+        bits = _hash(self.key + self.number * _ODD, shape.numel(), x.device)
+        kept = (bits >= round(self.p * 2**31)).reshape(shape)
+        kept = kept.reshape(*shape, *[1] * (x.dim() - len(shape)))
+        return x * kept.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, whole_channels={self.whole_channels}"
+
+
+def with_keyed_dropout(model: nn.Module) -> nn.Module:
+    """The same module with every `nn.Dropout` in it replaced; changes it in place."""
+    found = [(path, m) for path, m in model.named_modules() if type(m) in (nn.Dropout, *_FEATURES)]
+    for number, (path, module) in enumerate(found):
+        parent, _, name = path.rpartition(".")
+        keyed = KeyedDropout(module.p, isinstance(module, _FEATURES), number)
+        keyed.train(module.training)
+        if not path:
+            return keyed
+        setattr(model.get_submodule(parent), name, keyed)
+    return model
+
+
+def key_names(model: nn.Module) -> list[str]:
+    """The names of the buffers that take the key of a local step."""
+    return [
+        f"{path}.key" if path else "key"
+        for path, module in model.named_modules()
+        if isinstance(module, KeyedDropout)
+    ]
+
+
+_ODD = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; products wrap around
+_MIX = (-4658895280553007687, -7723592293110705685)  # of splitmix64
+
+
+def _hash(key: Tensor, count: int, device: torch.device) -> Tensor:
+    """`count` numbers of 31 random bits: splitmix64 started at the key."""
+    z = (torch.arange(1, count + 1, device=device) * _ODD) + key.to(device)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX[0]
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX[1]
+    return ((z ^ ((z >> 31) & (2**33 - 1))) >> 33) & (2**31 - 1)
