@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 import fedlamb as fl
-from fedlamb import cli
+from fedlamb.cli import runs
 
 CHROMIUM = shutil.which("chromium")
 
@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium")
 def report(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "run"
     changes = ["split.clients=8", "model.hidden=[8]", "federation.rounds=4"]
-    cli.compare(preset="digits", methods=None, changes=changes, out=folder)
+    runs.compare(preset="digits", methods=None, changes=changes, out=folder)
     return folder / "report.html"
 
 
@@ -51,7 +51,7 @@ def test_six_curves_and_a_table_in_a_browser(report):
 def test_the_page_escapes_what_it_shows(tmp_path):
     title = "<script>alert(1)</script>"
     changes = ["split.clients=8", "federation.rounds=1", f"title={title}"]
-    cli.compare(preset="digits", methods=["fed-sgd"], changes=changes, out=tmp_path / "run")
+    runs.compare(preset="digits", methods=["fed-sgd"], changes=changes, out=tmp_path / "run")
     text = (tmp_path / "run/report.html").read_text()
     assert title not in text
     assert "&lt;script&gt;alert(1)" in text
@@ -60,6 +60,6 @@ def test_the_page_escapes_what_it_shows(tmp_path):
 def test_without_plotly_the_run_goes_on_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("fedlamb.report.page.available", lambda: False)
     changes = ["split.clients=8", "federation.rounds=1"]
-    cli.compare(preset="digits", methods=["fed-sgd"], changes=changes, out=tmp_path / "run")
+    runs.compare(preset="digits", methods=["fed-sgd"], changes=changes, out=tmp_path / "run")
     assert "pip install 'fedlamb[report]'" in capsys.readouterr().out
     assert not (tmp_path / "run/report.html").exists()

@@ -5,6 +5,7 @@ from .algorithms import ALGORITHMS, AdpFed, FedAMS, FedLAMB, FedSGD, Mime, MimeL
 from .errors import SettingError
 from .schedules import Schedule, StepDecay
 from .simulate.fit import Round, Run, fit
+from .simulate.sweep import Sweep, sweep
 from .tasks.datasets import Dataset, digits, load_dataset
 from .tasks.images import Images
 from .tasks.models import CNN, ResNet18, ViT, mlp
@@ -44,6 +45,7 @@ __all__ = [
     "Schedule",
     "SettingError",
     "StepDecay",
+    "Sweep",
     "Task",
     "Tree",
     "ViT",
@@ -59,4 +61,5 @@ __all__ = [
     "load_dataset",
     "mlp",
     "shards",
+    "sweep",
 ]

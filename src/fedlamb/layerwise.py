@@ -48,8 +48,12 @@ def layerwise_update(
 
 def trust_ratio(x_norm: Tensor, u_norm: Tensor, phi_min: Scalar, phi_max: Scalar) -> Tensor:
     """phi(|x|) / |u| with phi(z) = clip(z, phi_min, phi_max); 0 where |u| is 0."""
-    phi = torch.clamp(x_norm, min=phi_min, max=phi_max)  # type: ignore[arg-type]
+    phi = torch.minimum(torch.maximum(x_norm, _as(x_norm, phi_min)), _as(x_norm, phi_max))
     return torch.where(u_norm == 0, 0, phi / u_norm)
+
+
+def _as(like: Tensor, number: Scalar) -> Tensor:
+    return number if isinstance(number, Tensor) else like.new_full((), number)
 
 
 def _norms(tree: Tree, members: list[list[str]]) -> Tensor:

@@ -24,7 +24,7 @@ from ..wire import RecordError, downlink_bytes, kept_versions, nbytes, pack, unp
 from .client_store import ClientStore
 from .loop import Loop
 from .vectorised import Vectorised
-from .work import Executor
+from .work import Collected, Executor
 
 Weighting = Literal["uniform", "examples"]
 ExecutorName = Literal["auto", "loop", "vectorised"]
@@ -136,7 +136,7 @@ class Run(Iterator[Round]):
     @property
     def diverged(self) -> bool:
         """Whether the global model holds a number that is not finite; no round can mend that."""
-        return not all(bool(torch.isfinite(p).all()) for p in self.params.values())
+        return not bool(torch.stack([torch.isfinite(p).all() for p in self.params.values()]).all())
 
     def model(self) -> nn.Module:
         """A copy of the task's model that holds the global parameters and buffers."""
@@ -150,22 +150,31 @@ class Run(Iterator[Round]):
         if self.number >= self.rounds or self.diverged:
             raise StopIteration
         start = time.perf_counter()
-        number = self.number + 1
         with torch.no_grad():
             sent = self.algorithm.broadcast(self.server)
-            collected = self._executor.run(number, sent, self.buffers, self.on_client)
+            collected = self._executor.run(self.number + 1, sent, self.buffers, self.on_client)
             server = self.algorithm.server_update(self.server, collected.report)
-        metrics = {
-            "train_loss": float(collected.loss),
-            **self.task.evaluate(server.params, collected.buffers),
-        }
+        metrics = self.task.evaluate(server.params, collected.buffers)
+        return self.close(sent, collected, server, metrics, time.perf_counter() - start)
+
+    def close(
+        self,
+        sent: Any,
+        collected: Collected,
+        server: Any,
+        measured: Mapping[str, float],
+        seconds: float,
+    ) -> Round:
+        """Takes over a round that went well, and says what it was."""
+        number = self.number + 1
         cohort = self.plan.cohort(number)
         beside = nbytes(self.buffers)
         up = len(cohort) * (uplink_bytes(collected.report) + beside)
         down = sum(downlink_bytes(sent, self.store.versions(c)) + beside for c in cohort)
+        metrics = {"train_loss": float(collected.loss), **measured}
         self.server, self.buffers, self.number = server, collected.buffers, number
         self.store.commit(collected.states, kept_versions(sent))
-        return Round(number, cohort, metrics, up, down, time.perf_counter() - start)
+        return Round(number, cohort, metrics, up, down, seconds)
 
     def save(self, path: str | Path) -> None:
         """Writes everything that the next round depends on."""

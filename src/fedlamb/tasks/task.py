@@ -2,12 +2,12 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SettingError
@@ -84,9 +84,55 @@ class Task:
 
     def evaluate(self, params: Tree, buffers: Tree) -> dict[str, float]:
         """The loss and every metric on the test (and validation) data, means over the examples."""
-        found = self._measure("test", self.test, params, buffers)
-        if self.validation:
-            found |= self._measure("validation", self.validation, params, buffers)
+        # Copies, in case the model writes on its inputs or buffers.
+        state = {**params, **{name: b.clone() for name, b in buffers.items()}}
+
+        def measured(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            outputs = self.outputs(lambda inputs: functional_call(self.model, state, (inputs,)), x)
+            return self._scores(outputs, y)
+
+        return {name: float(value) for name, value in self._means(measured).items()}
+
+    def evaluate_many(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, float]]:
+        """The same for several (params, buffers) at once."""
+        stacked = {
+            name: torch.stack([{**params, **buffers}[name] for params, buffers in states])
+            for name in {**states[0][0], **states[0][1]}
+        }
+
+        def measured(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            def one(state: Tree) -> dict[str, Tensor]:
+                now = {name: t.clone() for name, t in state.items()}
+                outputs = self.outputs(
+                    lambda inputs: functional_call(self.model, now, (inputs,)), x
+                )
+                return self._scores(outputs, y)
+
+            return vmap(one, randomness="same")(stacked)
+
+        found = {name: value.tolist() for name, value in self._means(measured).items()}
+        return [{name: v[i] for name, v in found.items()} for i in range(len(states))]
+
+    def _scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        measured = {"loss": self.loss, **self.metrics}
+        found = {name: function(outputs, targets) for name, function in measured.items()}
+        return {n: torch.as_tensor(v, dtype=torch.float64) for n, v in found.items()}
+
+    def _means(self, measured: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Over the examples of each data set, some at a time, without waiting for the device."""
+        self.model.eval()
+        found: dict[str, Tensor] = {}
+        sets = {"test": self.test, "validation": self.validation}
+        with torch.no_grad(), own_random_state(self.device):
+            for set_name, data in sets.items():
+                if data is None:
+                    continue
+                count = len(data[1])
+                for x, y in zip(*(torch.split(part, CHUNK) for part in data), strict=True):
+                    for name, value in measured(x.clone(), y).items():
+                        key = f"{set_name}_{name}"
+                        part = value * (len(y) / count)
+                        found[key] = found[key] + part if key in found else part
         return found
 
     def prepared(self, x: Tensor, draws: Tensor | None = None) -> Tensor:
@@ -110,24 +156,6 @@ class Task:
     def augments(self) -> bool:
         """Whether training inputs depend on draws."""
         return self.inputs is not None and self.inputs.crop > 0
-
-    def _measure(
-        self, name: str, data: tuple[Tensor, Tensor], params: Tree, buffers: Tree
-    ) -> dict[str, float]:
-        measured = {"loss": self.loss, **self.metrics}
-        totals = dict.fromkeys(measured, 0.0)
-        x, y = data
-        self.model.eval()
-        # Copies, in case the model writes on its inputs or buffers; own draws, in case it draws.
-        state = {**params, **{name: b.clone() for name, b in buffers.items()}}
-        with torch.no_grad(), own_random_state(self.device):
-            for part, targets in zip(torch.split(x, CHUNK), torch.split(y, CHUNK), strict=True):
-                outputs = self.outputs(
-                    lambda inputs: functional_call(self.model, state, (inputs,)), part.clone()
-                )
-                for metric, function in measured.items():
-                    totals[metric] += float(function(outputs, targets)) * len(targets)
-        return {f"{name}_{metric}": total / len(y) for metric, total in totals.items()}
 
     def model_with(self, params: Tree, buffers: Tree) -> nn.Module:
         """A copy of the model that holds these parameters and buffers."""

@@ -1,0 +1,80 @@
+"""A sweep gives what separate runs give."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import fedlamb as fl
+from problems import Small
+from test_executors import METHODS
+
+GRIDS = {
+    "fed-sgd": {"lr": [0.01, 0.1]},
+    "adp-fed": {"lr": [0.1, 0.05], "server_lr": [0.05, 0.01], "beta2": [0.9, 0.99]},
+    "fed-ams": {"lr": [0.01, 0.03], "first_round": ["local", "vhat"], "eps": [1e-4, 1e-2]},
+    "fed-lamb": {"lr": [0.01, 0.05], "weight_decay": [0.0, 0.01], "phi_min": [1e-3, 0.5]},
+    "mime": {"lr": [0.01, 0.003], "sync_every": [1, 3], "momentum": ["persist", "reset"]},
+    "mime-lamb": {"lr": [0.01, 0.05], "layers": ["tensor", "module"], "beta1": [0.5, 0.9]},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("sizes", [(6, 6, 6, 6), (7, 3, 9, 5)], ids=["equal", "ragged"])
+def test_a_sweep_equals_separate_runs_over_ten_rounds(name: str, sizes: Any) -> None:
+    small, method = Small(sizes=sizes), METHODS[name]
+    options = {"clients": small.clients(), "rounds": 10, "batch_size": 4, "fraction": 0.5}
+    task = small.task()
+    together = fl.sweep(method, task, grid=GRIDS[name], seeds=(0, 1), **options)
+    rounds = list(together)
+    assert len(rounds) == 10
+    for i, point in enumerate(together.points):
+        alone = fl.fit(replace(method, **point.values), task, seed=point.seed, **options)
+        for done in alone:
+            found = rounds[done.number - 1][i]
+            assert found is not None
+            assert found.clients == done.clients
+            assert found.uplink_bytes == done.uplink_bytes
+            assert found.downlink_bytes == done.downlink_bytes
+            assert found.metrics == pytest.approx(done.metrics, rel=1e-9, abs=1e-9)
+        for key, value in alone.params.items():
+            torch.testing.assert_close(point.run.params[key], value, rtol=1e-9, atol=1e-9)
+
+
+def test_a_trial_that_diverges_does_not_harm_the_others() -> None:
+    small = Small(kind="regression")
+    options = {"clients": small.clients(), "rounds": 4, "batch_size": 3}
+    together = fl.sweep(fl.FedSGD(lr=0.1), small.task(), grid={"lr": [1e200, 0.1]}, **options)
+    rounds = list(together)
+    assert together.points[0].run.diverged
+    assert rounds[-1][0] is None
+    alone = list(fl.fit(fl.FedSGD(lr=0.1), small.task(), **options))
+    assert rounds[-1][1].metrics == pytest.approx(alone[-1].metrics, rel=1e-9)
+
+
+def test_chunks_of_trials_give_the_same(monkeypatch: Any) -> None:
+    small = Small()
+    options = {"clients": small.clients(), "rounds": 3, "batch_size": 3}
+    grid = {"lr": [0.01, 0.02, 0.05, 0.1, 0.2]}
+    whole = list(fl.sweep(fl.FedLAMB(lr=1.0), small.task(), grid=grid, **options))
+    monkeypatch.setattr("fedlamb.simulate.sweep._trials_at_once", lambda run: 2)
+    parts = list(fl.sweep(fl.FedLAMB(lr=1.0), small.task(), grid=grid, **options))
+    for one, two in zip(whole, parts, strict=True):
+        for a, b in zip(one, two, strict=True):
+            assert a.metrics == pytest.approx(b.metrics, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": {"rate": [1]}}, "grid = 'rate': must name fields of the algorithm"),
+        ({"grid": {"lr": []}}, r"grid\['lr'\] = \[\]: must be a list of values"),
+        ({"grid": {"lr": [-1.0]}}, "lr = -1.0: must be a positive number"),
+        ({"grid": {}, "seeds": ()}, "seeds = .*: must name at least one seed"),
+    ],
+)
+def test_mistakes_are_told(changes: Any, message: str) -> None:
+    small = Small()
+    with pytest.raises(fl.SettingError, match=message):
+        fl.sweep(fl.FedSGD(lr=0.1), small.task(), clients=small.clients(), rounds=1, **changes)
