@@ -107,8 +107,9 @@ def main() -> None:
             memory = torch.cuda.max_memory_allocated() / 2**30
             results.append({"model": name, "how": executor, "seconds": seconds, "GiB": memory})
             print(
-                f"{name:9} {executor:11} {1e3 * statistics.median(seconds):9.2f} ms (n = {repeats}, "
-                f"{1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f}) {memory:.2f} GiB",
+                f"{name:9} {executor:11} {1e3 * statistics.median(seconds):9.2f} ms "
+                f"(n = {repeats}, {1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f}) "
+                f"{memory:.2f} GiB",
                 flush=True,
             )
             if given.profile:

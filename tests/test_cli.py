@@ -49,6 +49,10 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
+def clients(folder: Path) -> set[str]:
+    return {f"clients/{path.name}" for path in (folder / "clients").iterdir()}
+
+
 def test_compare_runs_all_six_and_draws_the_report(tmp_path):
     done = command("compare", *SMALL, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
@@ -122,12 +126,13 @@ def test_stopped_and_resumed_gives_the_same_bits(tmp_path, stop):
     assert resumed.returncode == 0, resumed.stderr
     for method in ("fed-lamb", "mime"):
         assert results(broken / method) == results(tmp_path / "whole" / method)
-        ours, theirs = (
-            load_file(tmp_path / name / method / "checkpoint.safetensors")
-            for name in ("broken", "whole")
-        )
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        for place in ("checkpoint.safetensors", *sorted(clients(tmp_path / "whole" / method))):
+            ours, theirs = (
+                load_file(tmp_path / name / method / place) for name in ("broken", "whole")
+            )
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+        assert clients(broken / method) == clients(tmp_path / "whole" / method)
 
 
 def test_resume_of_a_finished_run_changes_nothing(tmp_path):

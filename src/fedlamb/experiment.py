@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .algorithms import ALGORITHMS
 from .errors import SettingError, unknown_key, unknown_name
 from .schedules import StepDecay, constant
-from .simulate.fit import Run, Weighting, describe, fit
+from .simulate.fit import ExecutorName, Run, Weighting, fit
+from .simulate.saved import describe
 from .tasks.datasets import Dataset, load_dataset
 from .tasks.decoded import Report
 from .tasks.models import Norm, build_model
@@ -84,6 +87,16 @@ class Federation(_Section):
     weighting: Weighting = "uniform"
 
 
+class Engine(_Section):
+    """Where and how it runs; this does not change a result, except for rounding."""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or a GPU where there is one."""
+    executor: ExecutorName = "auto"
+    workers: Count = 1
+    """Processes that share the clients of a round."""
+
+
 class Experiment(_Section):
     """Everything that decides a result, and the algorithms to run under it."""
 
@@ -95,6 +108,7 @@ class Experiment(_Section):
     split: Split
     model: Model = Model()
     federation: Federation
+    engine: Engine = Engine()
     algorithms: dict[str, dict[str, Any]]
     """Method -> its hyper-parameters."""
 
@@ -190,7 +204,7 @@ def build_run(experiment: Experiment, method: str, data: Dataset | None = None) 
         hidden=model.hidden,
         norm=model.norm,
         seed=seed,
-    )
+    ).to(device_of(experiment.engine))
     task = Task(
         start,
         data.train,
@@ -204,8 +218,32 @@ def build_run(experiment: Experiment, method: str, data: Dataset | None = None) 
         task,
         clients=build_clients(experiment.split, data, seed),
         seed=seed,
+        executor=experiment.engine.executor,
         **experiment.federation.model_dump(),
     )
+
+
+def device_of(engine: Engine) -> torch.device:
+    """Where this process computes; the processes of a machine have a GPU each."""
+    name = engine.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError("engine.device", name, "must be cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError("engine.device", name, "must be cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        there = torch.cuda.device_count()
+        index = device.index
+        if index is None:
+            index = int(os.environ.get("LOCAL_RANK", "0"))
+        if index >= there:
+            right = f"needs {index + 1} GPUs, and torch sees {there}; use --device cpu"
+            raise SettingError("engine.device", name, right)
+        device = torch.device("cuda", index)
+    return device
 
 
 def build_clients(split: Split, data: Dataset, seed: int) -> Rows | PerRound:

@@ -3,7 +3,8 @@
     settings.json            everything that decides the result, defaults written out
     environment.json         versions and machine
     metrics.jsonl            one line per finished round
-    checkpoint.safetensors   what the next round depends on
+    checkpoint.safetensors   what the next round depends on, and in
+    clients/ROUND.safetensors   the states of the clients that took part in that round last
     summary.json             best and final accuracy, rounds to target, traffic, time
 
 A round's line is written before its checkpoint, so a crash in between is seen as one line too
@@ -24,8 +25,9 @@ from typing import Any, Literal
 import torch
 
 from .errors import SettingError
-from .files import exclusive, remove_leftovers, write_text
+from .files import exclusive, write_text
 from .simulate.fit import Round, Run
+from .simulate.saved import Journal
 
 Status = Literal["finished", "interrupted", "diverged"]
 
@@ -52,7 +54,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoint = path / "checkpoint.safetensors"
+        self.journal = Journal(path)
         self._metrics = path / "metrics.jsonl"
 
     def create(self, settings: dict[str, Any]) -> None:
@@ -108,18 +110,20 @@ def conduct(
 ) -> Status:
     """Runs the remaining rounds, each saved before the next; `stop` ends after a round.
 
-    The caller holds the folder's lock.
+    The caller holds the folder's lock. All processes of a crew call this, the first one writes.
     """
-    remove_leftovers(folder.checkpoint)
-    if folder.checkpoint.exists():
-        run.restore(folder.checkpoint)
-    folder.keep_rounds(run.number)
+    crew, leads = run.crew, run.crew.leads
+    if folder.journal.exists():
+        folder.journal.read(run)
+    if leads:
+        folder.keep_rounds(run.number)
     while run.number < run.rounds and not run.diverged:
-        if stop():
+        if crew.agreed(stop(), run.task.device):
             return "interrupted"
         done = next(run)
-        folder.append(done)
-        run.save(folder.checkpoint)
+        if leads:
+            folder.append(done)
+        folder.journal.write(run)
         on_round(done)
     return "diverged" if run.diverged else "finished"
 

@@ -10,7 +10,9 @@ from .. import __version__
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError
 from ..experiment import presets
+from ..simulate.crew import CrewError
 from . import data, runs
+from .workers import follow_quietly, leads
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,16 +29,21 @@ app.add_typer(data.app, name="data")
 
 def main() -> None:
     """The entry point: bad input ends with one sentence and exit code 2."""
+    follow_quietly()
     sys.path.append("")  # for a model of one's own, my_module:build, in this folder
     try:
         app()
     except SettingError as error:
         _fail(str(error), code=2)
+    except CrewError as error:
+        _fail(str(error), code=1)
     except OSError as error:
         _fail(str(error), code=1)
 
 
 def _fail(message: str, code: int) -> None:
+    if not leads():  # the one that does says it
+        sys.exit(code)
     Console(stderr=True, highlight=False).print(f"fedlamb: {message}", markup=False, soft_wrap=True)
     sys.exit(code)
 

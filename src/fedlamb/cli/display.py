@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..report.table import percent
 from ..simulate.fit import Round
 from ..tasks.decoded import Report
+from .workers import leads
 
-console = Console(highlight=False, markup=False)
+console = Console(highlight=False, markup=False, quiet=not leads())
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,14 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
-from ..experiment import Experiment, build_run, load_data, load_experiment, validate
+from ..experiment import (
+    Experiment,
+    build_run,
+    device_of,
+    load_data,
+    load_experiment,
+    validate,
+)
 from ..records import (
     RunFolder,
     Status,
@@ -24,8 +32,11 @@ from ..records import (
 )
 from ..report import page
 from ..report.table import headings, rows
+from ..simulate.crew import Crew, CrewError
+from ..simulate.fit import Run
 from ..tasks.datasets import Dataset
 from .display import console, decoding, progress, stop_after_round
+from .workers import crew_of, leads
 
 Preset = Annotated[
     str,
@@ -56,6 +67,14 @@ DataRoot = Annotated[
         "cache and the hub are tried.",
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda or cuda:N; by default a GPU where there is one."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", "-w", help="Processes that share the clients; by default one."),
+]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder made by run or compare.")]
 
 
@@ -69,6 +88,8 @@ def compare(
     ] = None,
     changes: Changes = None,
     data_root: DataRoot = None,
+    device: Device = None,
+    workers: Workers = None,
     out: Out = None,
 ) -> None:
     """Run several methods side by side: same data, start, cohorts and batches.
@@ -79,7 +100,7 @@ def compare(
 
     Example: fedlamb compare -m fed-lamb,fed-ams -s algorithms.fed-ams.lr=0.003
     """
-    experiment = load_experiment(preset, _with_root(changes or (), data_root))
+    experiment = load_experiment(preset, _with(changes or (), data_root, device, workers))
     chosen = [name.strip() for part in methods or () for name in part.split(",") if name.strip()]
     if chosen:
         experiment = _select(experiment, chosen)
@@ -98,6 +119,8 @@ def run(
     preset: Preset = "digits",
     changes: Changes = None,
     data_root: DataRoot = None,
+    device: Device = None,
+    workers: Workers = None,
     out: Out = None,
 ) -> None:
     """Run one method. Its hyper-parameters may be set as algorithm.KEY.
@@ -114,15 +137,28 @@ def run(
         own + c.removeprefix("algorithm.") if c.startswith("algorithm.") else c
         for c in changes or ()
     ]
-    experiment = load_experiment(preset, _with_root(renamed, data_root)).only(method)
+    changed = _with(renamed, data_root, device, workers)
+    experiment = load_experiment(preset, changed).only(method)
     _start(experiment, out or _new_folder(preset, method))
 
 
-def resume(folder: Folder, data_root: DataRoot = None) -> None:
-    """Go on with a run that was interrupted or killed, to the same bits as an unbroken one."""
-    experiment = _experiment_of(folder, _with_root((), data_root))
-    with locked(folder):
-        _carry_out(experiment, folder, _data(experiment))
+def resume(
+    folder: Folder,
+    data_root: DataRoot = None,
+    device: Device = None,
+    workers: Workers = None,
+) -> None:
+    """Go on with a run that was interrupted or killed, to the same bits as an unbroken one.
+
+    On the same machine with the same device and workers, that is; otherwise to rounding.
+    """
+    experiment = _experiment_of(folder, _with((), data_root, device, workers))
+    with ExitStack() as held:
+        if leads():
+            held.enter_context(locked(folder))
+        data = _data(experiment)
+        held.enter_context(crew_of(experiment.engine.workers))
+        _carry_out(experiment, folder, data)
 
 
 def report(folder: Folder) -> None:
@@ -132,8 +168,18 @@ def report(folder: Folder) -> None:
     _show(experiment, folder, _summaries(experiment, folder))
 
 
-def _with_root(changes: Sequence[str], root: Path | None) -> list[str]:
-    return [*changes, *([f"data.root={json.dumps(str(root.absolute()))}"] if root else [])]
+def _with(
+    changes: Sequence[str], root: Path | None, device: str | None, workers: int | None
+) -> list[str]:
+    """The changes, and those that have options of their own."""
+    found = list(changes)
+    if root is not None:
+        found.append(f"data.root={json.dumps(str(root.absolute()))}")
+    if device is not None:
+        found.append(f"engine.device={json.dumps(device)}")
+    if workers is not None:
+        found.append(f"engine.workers={workers}")
+    return found
 
 
 def _data(experiment: Experiment) -> Dataset:
@@ -155,6 +201,10 @@ def _new_folder(preset: str, kind: str) -> Path:
 
 
 def _start(experiment: Experiment, folder: Path) -> None:
+    if not leads():
+        data = _data(experiment)
+        folder = Path(Crew.join(device_of(experiment.engine)).told(""))
+        return _carry_out(experiment, folder, data)
     leftovers = {".lock"}  # of a start that was refused
     if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - leftovers):
         raise SettingError(
@@ -170,33 +220,51 @@ def _start(experiment: Experiment, folder: Path) -> None:
         if (folder / "settings.json").exists():  # another process was faster
             raise SettingError("out", str(folder), "exists already; name a new folder")
         write_json(folder / "settings.json", settings)
-        _carry_out(validate(settings), folder, data)
+        with crew_of(experiment.engine.workers):
+            Crew.join(device_of(experiment.engine)).told(str(folder.absolute()))
+            _carry_out(validate(settings), folder, data)
+    return None
 
 
 def _carry_out(experiment: Experiment, folder: Path, data: Dataset) -> None:
     """Runs what is left of every method, then shows the results."""
     summaries: list[Summary] = []
     interrupted = False
-    if not page.available():
+    if leads() and not page.available():
         console.print("No report.html will be drawn: pip install 'fedlamb[report]' brings it.")
     with stop_after_round() as stop, progress() as shown:
         for method in experiment.algorithms:
             alone = experiment.only(method)
             place = RunFolder(_place(experiment, folder, method))
-            if not place.checkpoint.exists():
+            if leads() and not place.journal.exists():
                 place.create(alone.complete())
             federation = build_run(experiment, method, data)
             federation.on_client = shown.client
-            shown.begin(method, federation.rounds, len(place.metrics()))
-            status = conduct(federation, place, shown.round, stop)
-            summaries.append(place.summarise(method, status, experiment.target))
+            if not summaries:
+                _say_how(experiment, federation)
+            shown.begin(method, federation.rounds, len(place.metrics()) if leads() else 0)
+            try:
+                status = conduct(federation, place, shown.round, stop)
+            except CrewError as error:
+                said = f"{error}; {federation.number} rounds of {method} are saved, and fedlamb "
+                raise CrewError(f"{said}resume {folder} goes on from there") from error
+            if leads():
+                summaries.append(place.summarise(method, status, experiment.target))
             interrupted = status == "interrupted"
             if interrupted:
                 break
+    if not leads():
+        return
     _show(experiment, folder, summaries)
     if interrupted:
         console.print("Stopped after the round.")
         raise typer.Exit(code=130)
+
+
+def _say_how(experiment: Experiment, run: Run) -> None:
+    """One line: where and how the clients run, and why."""
+    workers = f", {run.crew.size} workers" if run.crew.size > 1 else ""
+    console.print(f"On {run.task.device}{workers}, {run.executor} executor: {run.reason}")
 
 
 def _place(experiment: Experiment, folder: Path, method: str) -> Path:

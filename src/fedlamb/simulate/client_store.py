@@ -45,11 +45,17 @@ class ClientStore:
         """Broadcast field -> version held; a field not named is at version 0."""
         return self.held.get(client, {})
 
-    def commit(self, states: Mapping[int, Any], held: Mapping[str, int]) -> None:
-        """Takes over a finished round: new states, and what its broadcast left with them."""
+    def fresh(self) -> Any:
+        """The state of a client that has never taken part."""
+        return self._init()
+
+    def commit(
+        self, states: Mapping[int, Any], cohort: Sequence[int], held: Mapping[str, int]
+    ) -> None:
+        """Takes over a finished round: new states, and what its broadcast left with the cohort."""
         self.states.update(states)
         if held:
-            self.held.update({client: dict(held) for client in states})
+            self.held.update({client: dict(held) for client in cohort})
 
     def replace(self, states: Mapping[int, Any], held: Mapping[int, dict[str, int]]) -> None:
         """Forgets everything and takes these instead."""

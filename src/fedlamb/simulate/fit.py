@@ -1,30 +1,29 @@
 """`fit`: a federation as an iterator of rounds."""
 
-import hashlib
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..algorithm import AnyAlgorithm
-from ..checkpoint import load_checkpoint, save_checkpoint
 from ..errors import SettingError, whole_number
 from ..plan import Plan, cohort_size
 from ..tasks.partition import PerRound
 from ..tasks.task import Task
 from ..trees import Tree
-from ..wire import RecordError, downlink_bytes, kept_versions, nbytes, pack, unpack, uplink_bytes
+from ..wire import downlink_bytes, kept_versions, nbytes, uplink_bytes
+from . import saved
 from .client_store import ClientStore
+from .crew import Crew
+from .distributed import Distributed, Share
 from .loop import Loop
 from .vectorised import Vectorised
-from .work import Collected, Executor
+from .work import Collected
 
 Weighting = Literal["uniform", "examples"]
 ExecutorName = Literal["auto", "loop", "vectorised"]
@@ -124,8 +123,20 @@ class Run(Iterator[Round]):
         """Told during a round how many clients of the cohort are done."""
         self.executor, self.reason = choose(executor, task)
         """Which one runs the clients, and why."""
-        kinds: dict[str, type[Executor]] = {"loop": Loop, "vectorised": Vectorised}
-        self._executor: Any = kinds[self.executor](algorithm, task, plan, weighting, self.store)  # type: ignore[call-arg]
+        self.known_as: dict[str, Any] | None = None
+        self.crew = Crew.join(task.device)
+        """The processes that share this run."""
+        self._executor = self._built()
+        self.changed: dict[int, Any] = {}
+        """The states of this process's clients that the last round changed."""
+
+    def _built(self) -> Any:
+        kind: Any = {"loop": Loop, "vectorised": Vectorised}[self.executor]
+        if self.crew.size == 1:
+            return kind(self.algorithm, self.task, self.plan, self.weighting, self.store)
+        share = Share(self.plan, self.crew)
+        own = kind(self.algorithm, self.task, share, self.weighting, self.store)
+        return Distributed(own, share, self.weighting)
 
     @property
     def params(self) -> Tree:
@@ -154,7 +165,7 @@ class Run(Iterator[Round]):
             sent = self.algorithm.broadcast(self.server)
             collected = self._executor.run(self.number + 1, sent, self.buffers, self.on_client)
             server = self.algorithm.server_update(self.server, collected.report)
-        metrics = self.task.evaluate(server.params, collected.buffers)
+        metrics = self.task.evaluate(server.params, collected.buffers, self.crew)
         return self.close(sent, collected, server, metrics, time.perf_counter() - start)
 
     def close(
@@ -173,73 +184,17 @@ class Run(Iterator[Round]):
         down = sum(downlink_bytes(sent, self.store.versions(c)) + beside for c in cohort)
         metrics = {"train_loss": float(collected.loss), **measured}
         self.server, self.buffers, self.number = server, collected.buffers, number
-        self.store.commit(collected.states, kept_versions(sent))
+        self.store.commit(collected.states, cohort, kept_versions(sent))
+        self.changed = collected.states
         return Round(number, cohort, metrics, up, down, seconds)
 
     def save(self, path: str | Path) -> None:
-        """Writes everything that the next round depends on."""
-        tensors = pack(_Global(self.server, self.buffers))
-        for client, state in self.store.states.items():
-            tensors |= {f"client/{client}/{name}": t for name, t in pack(state).items()}
-        held = {str(client): versions for client, versions in self.store.held.items()}
-        facts = {"number": self.number, "run": self._identity, "held": held}
-        save_checkpoint(Path(path), tensors, facts)
+        """Writes everything that the next round depends on into one file."""
+        saved.save(self, Path(path))
 
     def restore(self, path: str | Path) -> None:
         """Takes the state that `save` wrote for a run with the same settings."""
-        tensors, facts = load_checkpoint(Path(path))
-        for key, mine in self._identity.items():
-            if facts["run"].get(key) != mine:
-                raise SettingError(
-                    "checkpoint",
-                    str(path),
-                    f"was made with {key} = {facts['run'].get(key)!r}, "
-                    f"and this run has {mine!r}; use the settings that it was made with",
-                )
-        states: dict[int, dict[str, Tensor]] = {}
-        for name in [name for name in tensors if name.startswith("client/")]:
-            _, client, rest = name.split("/", 2)
-            states.setdefault(int(client), {})[rest] = tensors.pop(name)
-        like = self.algorithm.client_init(self.task.params)
-        try:
-            server, buffers = unpack(tensors, like=_Global(self.server, self.task.buffers))
-            found = {client: unpack(state, like) for client, state in states.items()}
-            if set(buffers) != set(self.task.buffers):
-                raise RecordError("the model's buffers are missing")
-        except RecordError as error:
-            raise SettingError(
-                "checkpoint", str(path), f"does not fit the model; {error}"
-            ) from error
-        self.server, self.buffers, self.number = server, buffers, facts["number"]
-        held = {int(client): versions for client, versions in facts["held"].items()}
-        self.store.replace(found, held)
-
-    @cached_property
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for a resumed run to be the same run."""
-        algorithm = describe(self.algorithm)
-        if isinstance(algorithm, dict):
-            algorithm = {f"algorithm.{key}": value for key, value in algorithm.items()}
-        else:
-            algorithm = {"algorithm": algorithm}
-        digest = hashlib.sha256()
-        for client in (
-            self.plan.cohort(1)
-            if isinstance(self.plan.clients, PerRound)
-            else range(len(self.plan.clients))
-        ):
-            rows = self.plan.rows(1, client)
-            digest.update(len(rows).to_bytes(8, "little") + rows.cpu().numpy().tobytes())
-        return {
-            **algorithm,
-            "seed": self.plan.seed,
-            "fraction": self.plan.fraction,
-            "batch_size": self.plan.batch_size,
-            "epochs": self.plan.epochs,
-            "weighting": self.weighting,
-            "clients": digest.hexdigest(),
-            "data": _sample_digest(self.task),
-        }
+        saved.restore(self, Path(path))
 
 
 def choose(executor: ExecutorName, task: Task) -> tuple[str, str]:
@@ -265,51 +220,6 @@ def _best(task: Task) -> tuple[str, str]:
 
 
 _SMALL = 5_000_000  # parameters
-
-
-class _Global(NamedTuple):
-    """What the server holds."""
-
-    server: Any
-    buffers: Tree
-
-
-def _sample_digest(task: Task) -> str:
-    """Tells one data set from another by its shape and up to 256 of its examples."""
-    x, y = task.train
-    some = torch.linspace(0, len(x) - 1, min(len(x), 256)).long().to(x.device)
-    digest = hashlib.sha256(f"{tuple(x.shape)} {x.dtype}".encode())
-    for part in (x[some], y[some]):
-        digest.update(part.cpu().double().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def describe(part: Any) -> Any:
-    """A JSON-able description that is the same in every process."""
-    if is_dataclass(part) and not isinstance(part, type):
-        values = {field.name: describe(getattr(part, field.name)) for field in fields(part)}
-        return {"class": type(part).__name__, **values}
-    if isinstance(part, float) and math.isinf(part):
-        return str(part)
-    if isinstance(part, tuple | list):
-        return [describe(value) for value in part]
-    if isinstance(part, Tensor):
-        return part.tolist()
-    if callable(part):
-        return _function_name(part)
-    if part is None or isinstance(part, str | int | float):
-        return part
-    return type(part).__qualname__
-
-
-def _function_name(function: Any) -> str:
-    """Its name; a lambda, which has none, is told apart by its code."""
-    name: str = getattr(function, "__qualname__", type(function).__qualname__)
-    code = getattr(function, "__code__", None)
-    if "<" not in name or code is None:
-        return name
-    plain = [c for c in code.co_consts if isinstance(c, str | int | float | tuple)]
-    return f"{name} {hashlib.sha256(code.co_code + repr(plain).encode()).hexdigest()[:12]}"
 
 
 def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:

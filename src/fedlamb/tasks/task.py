@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from ..randomness import own_random_state
 from ..trees import Tree, detached, transformed
 from .dropout import with_keyed_dropout
 from .images import Images
+
+if TYPE_CHECKING:
+    from ..simulate.crew import Crew
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> the mean over the examples, a scalar."""
@@ -82,8 +85,11 @@ class Task:
             metrics = {"accuracy": accuracy} if scored else {}
         self.metrics = _checked(metrics, outputs, self.train[1][: len(outputs)])
 
-    def evaluate(self, params: Tree, buffers: Tree) -> dict[str, float]:
-        """The loss and every metric on the test (and validation) data, means over the examples."""
+    def evaluate(self, params: Tree, buffers: Tree, crew: "Crew | None" = None) -> dict[str, float]:
+        """The loss and every metric on the test (and validation) data, means over the examples.
+
+        The processes of a crew measure a part each.
+        """
         # Copies, in case the model writes on its inputs or buffers.
         state = {**params, **{name: b.clone() for name, b in buffers.items()}}
 
@@ -91,7 +97,9 @@ class Task:
             outputs = self.outputs(lambda inputs: functional_call(self.model, state, (inputs,)), x)
             return self._scores(outputs, y)
 
-        return {name: float(value) for name, value in self._means(measured).items()}
+        found = self._means(measured, crew.rank if crew else 0, crew.size if crew else 1)
+        total = crew.total(found) if crew else found
+        return {name: float(value) for name, value in total.items()}
 
     def evaluate_many(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, float]]:
         """The same for several (params, buffers) at once."""
@@ -118,8 +126,11 @@ class Task:
         found = {name: function(outputs, targets) for name, function in measured.items()}
         return {n: torch.as_tensor(v, dtype=torch.float64) for n, v in found.items()}
 
-    def _means(self, measured: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Over the examples of each data set, some at a time, without waiting for the device."""
+    def _means(
+        self, measured: Callable[[Tensor, Tensor], dict[str, Tensor]], rank: int = 0, ranks: int = 1
+    ) -> dict[str, Tensor]:
+        """Over the examples of each data set, some at a time, without waiting for the device; of
+        several ranks, each sums its part of the mean."""
         self.model.eval()
         found: dict[str, Tensor] = {}
         sets = {"test": self.test, "validation": self.validation}
@@ -128,10 +139,13 @@ class Task:
                 if data is None:
                     continue
                 count = len(data[1])
-                for x, y in zip(*(torch.split(part, CHUNK) for part in data), strict=True):
+                own = slice(count * rank // ranks, count * (rank + 1) // ranks)
+                counts = own.stop > own.start  # or else one example stands in, for nothing
+                parts = [part[own] if counts else part[:1] for part in data]
+                for x, y in zip(*(torch.split(part, CHUNK) for part in parts), strict=True):
                     for name, value in measured(x.clone(), y).items():
                         key = f"{set_name}_{name}"
-                        part = value * (len(y) / count)
+                        part = value * (len(y) / count if counts else 0.0)
                         found[key] = found[key] + part if key in found else part
         return found
 

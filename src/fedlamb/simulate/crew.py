@@ -1,0 +1,176 @@
+"""The processes that share a run: each has a rank, its own clients and a part of the test set.
+
+Started by torchrun, or by `fedlamb run --workers K`. Messages are plain tensors.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..trees import Tree
+
+_PATIENCE = timedelta(minutes=30)  # a round may be long; a rank that dies is noticed at once
+
+
+class CrewError(RuntimeError):
+    """Another process of the crew has ended or cannot be reached."""
+
+
+class Crew:
+    """This process among the others; alone where it has none."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @staticmethod
+    def join(device: torch.device) -> "Crew":
+        """The crew that this process was started for, by its environment."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return Crew()
+        if not dist.is_initialized():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            try:
+                dist.init_process_group(backend, timeout=_PATIENCE, **_meeting(size))
+            except Exception as error:
+                raise CrewError(f"the {size} workers did not find each other; {error}") from error
+        return Crew(dist.get_rank(), size)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes and speaks for all."""
+        return self.rank == 0
+
+    def owns(self, client: int) -> bool:
+        """Whether this process runs the client and keeps its state."""
+        return client % self.size == self.rank
+
+    def mean(self, part: Any, weight: float) -> Any:
+        """The weighted mean of each process's tree of tensors."""
+        if self.size == 1:
+            return part
+        leaves, structure = tree_flatten(part)
+        like = leaves[0]
+        flat = torch.cat(
+            [leaf.reshape(-1) * weight for leaf in leaves] + [like.new_full((1,), weight)]
+        )
+        self._reduce(flat, dist.ReduceOp.SUM)
+        flat = flat[:-1] / flat[-1]
+        parts = torch.split(flat, [leaf.numel() for leaf in leaves])
+        shaped = [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
+        return tree_unflatten(shaped, structure)
+
+    def largest(self, counters: Tree) -> Tree:
+        """The element-wise maximum over all processes."""
+        if self.size > 1:
+            for tensor in counters.values():
+                self._reduce(tensor, dist.ReduceOp.MAX)
+        return counters
+
+    def total(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum over all processes of each named number."""
+        if self.size == 1:
+            return dict(values)
+        flat = torch.stack(list(values.values()))
+        self._reduce(flat, dist.ReduceOp.SUM)
+        return dict(zip(values, flat.unbind(), strict=True))
+
+    def agreed(self, flag: bool, device: torch.device) -> bool:
+        """The leader's answer."""
+        if self.size == 1:
+            return flag
+        said = torch.tensor([flag and self.leads], dtype=torch.int32, device=device)
+        self._reduce(said, dist.ReduceOp.MAX)
+        return bool(said)
+
+    def told(self, text: str) -> str:
+        """The leader's text."""
+        if self.size == 1:
+            return text
+        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+        length = torch.tensor([len(data)], device=device)
+        self._try(dist.broadcast, length, src=0)
+        if not self.leads:
+            data = torch.zeros(int(length), dtype=torch.uint8, device=device)
+        self._try(dist.broadcast, data, src=0)
+        return bytes(data.tolist()).decode()
+
+    def gathered(
+        self, states: Mapping[int, Any], like: Any, device: torch.device
+    ) -> dict[int, Any]:
+        """At the leader: the states of all processes' clients; elsewhere: nothing."""
+        if self.size == 1:
+            return dict(states)
+        leaves, structure = tree_flatten(like)
+        if not leaves:
+            return self._gathered_numbers(states, like, device)
+        found: dict[int, Any] = dict(states)
+        for rank in range(1, self.size):
+            if self.leads:
+                numbers = self._receive_numbers(rank, device)
+                for client in numbers:
+                    own = [torch.empty_like(leaf) for leaf in leaves]
+                    for tensor in own:
+                        self._try(dist.recv, tensor, src=rank)
+                    found[client] = tree_unflatten(own, structure)
+            elif rank == self.rank:
+                self._send_numbers(list(states), device)
+                for state in states.values():
+                    for tensor in tree_flatten(state)[0]:
+                        self._try(dist.send, tensor.contiguous(), dst=0)
+        return found if self.leads else {}
+
+    def _gathered_numbers(
+        self, states: Mapping[int, Any], like: Any, device: torch.device
+    ) -> dict[int, Any]:
+        if not self.leads:
+            self._send_numbers(list(states), device)
+            return {}
+        found = dict(states)
+        for rank in range(1, self.size):
+            found |= dict.fromkeys(self._receive_numbers(rank, device), like)
+        return found
+
+    def _send_numbers(self, numbers: Sequence[int], device: torch.device) -> None:
+        self._try(dist.send, torch.tensor([len(numbers)], device=device), dst=0)
+        if numbers:
+            self._try(dist.send, torch.tensor(numbers, device=device), dst=0)
+
+    def _receive_numbers(self, rank: int, device: torch.device) -> list[int]:
+        count = torch.zeros(1, dtype=torch.int64, device=device)
+        self._try(dist.recv, count, src=rank)
+        numbers = torch.zeros(int(count), dtype=torch.int64, device=device)
+        if len(numbers):
+            self._try(dist.recv, numbers, src=rank)
+        return [int(n) for n in numbers]
+
+    def _reduce(self, tensor: Tensor, how: Any) -> None:
+        self._try(dist.all_reduce, tensor, op=how)
+
+    def _try(self, action: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            action(*arguments, **options)
+        except RuntimeError as error:
+            raise CrewError("another worker of this run has ended or cannot be reached") from error
+
+
+def _meeting(size: int) -> dict[str, Any]:
+    """Where the processes meet; torchrun sees to that itself."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return {}
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=120),
+    )
+    return {"store": store, "rank": rank, "world_size": size}

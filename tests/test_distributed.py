@@ -1,0 +1,129 @@
+"""Runs spread over processes: the same trajectory, and a clean end where one of them dies."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_cli import SMALL, command, results
+
+HERE = Path(__file__).parent
+
+
+def crew(size: int) -> Any:
+    """What rank 0 of `tests/ranks.py` prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "ranks.py")],
+            env={**os.environ, **(group if size > 1 else {}), "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * size
+    return json.loads(outputs[0])
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return crew(1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_give_the_same_trajectory_over_ten_rounds(alone: Any, size: int) -> None:
+    together = crew(size)
+    assert together.keys() == alone.keys()
+    for key, expected in alone.items():
+        found = together[key]
+        for (clients, metrics, up, down), wanted in zip(found[:-1], expected[:-1], strict=True):
+            assert [clients, up, down] == [wanted[0], *wanted[2:]], key
+            assert metrics == pytest.approx(wanted[1], rel=1e-9, abs=1e-9), key
+        for name, values in expected[-1].items():
+            assert found[-1][name] == pytest.approx(values, rel=1e-9, abs=1e-9), (key, name)
+
+
+def test_workers_are_stopped_resumed_and_give_the_same_bits(tmp_path: Path) -> None:
+    options = (*SMALL, "-s", "federation.rounds=30", "-m", "fed-lamb", "--workers", "2")
+    whole = command("run", *options, "-o", f"{tmp_path}/whole")
+    assert whole.returncode == 0, whole.stderr
+    assert "2 workers" in whole.stdout
+    process = start(options, tmp_path / "r")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    done = len(results(tmp_path / "r"))
+    assert 5 <= done < 30
+    resumed = command("resume", f"{tmp_path}/r")
+    assert resumed.returncode == 0, resumed.stderr
+    assert results(tmp_path / "r") == results(tmp_path / "whole")
+
+
+def test_a_worker_that_dies_ends_the_run_cleanly(tmp_path: Path) -> None:
+    options = (*SMALL, "-s", "federation.rounds=100000", "-m", "fed-lamb", "--workers", "2")
+    process = start(options, tmp_path / "r")
+    (other,) = children(process.pid)
+    os.kill(other, signal.SIGKILL)
+    begun = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 30
+    assert process.returncode == 1
+    assert "another worker of this run has ended" in said
+    assert f"fedlamb resume {tmp_path / 'r'} goes on from there" in said.replace("\n", " ")
+    done = len(results(tmp_path / "r"))
+    settings = json.loads((tmp_path / "r/settings.json").read_text())
+    settings["federation"]["rounds"] = done + 3
+    (tmp_path / "r/settings.json").write_text(json.dumps(settings))
+    resumed = command("resume", f"{tmp_path}/r")
+    assert resumed.returncode == 0, resumed.stderr
+    assert len(results(tmp_path / "r")) == done + 3
+
+
+def test_no_worker_outlives_a_killed_leader(tmp_path: Path) -> None:
+    options = (*SMALL, "-s", "federation.rounds=100000", "-m", "fed-lamb", "--workers", "2")
+    process = start(options, tmp_path / "r")
+    (other,) = children(process.pid)
+    process.kill()
+    process.communicate()
+    for _ in range(300):
+        if not Path(f"/proc/{other}").exists() or "Z" in state(other):
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker is still there")
+
+
+def start(options: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedlamb", "run", *options, "-o", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return process
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
