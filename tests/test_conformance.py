@@ -194,7 +194,7 @@ def test_client_round_vectorises(algorithm: Any, sync_round: int) -> None:
     for _ in range(sync_round - 1):
         next(run)
     sent = algorithm.broadcast(run.server)
-    rows = torch.stack(run.plan.clients)
+    rows = torch.stack(list(run.plan.clients))
     batches = torch.stack([torch.stack(run.plan.batches(sync_round, c)) for c in range(3)])
     states = [run.store.state(c) for c in range(3)]
     gradients = Functional(run.task)

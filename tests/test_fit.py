@@ -1,6 +1,7 @@
 """The run as an iterator: what it leaves alone, and what a failure leaves behind."""
 
 import copy
+import gc
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import fedlamb as fl
+from fedlamb.tasks.partition import Rows
 from problems import Recorded, Small
 
 SMALL = Small(sizes=(6, 9, 4), rounds=4, seed=3)
@@ -145,3 +147,40 @@ def test_float32_agrees_with_float64_to_rounding():
         return run.params["0.weight"].double()
 
     assert torch.allclose(final(torch.float32), final(torch.float64), atol=1e-4)
+
+
+def test_client_states_past_the_limit_go_to_disk_and_come_back(tmp_path):
+    small = Small(sizes=(3,) * 12, rounds=8)
+    plain, spilling = (small.fit(fl.FedLAMB(lr=0.03), fraction=0.34) for _ in range(2))
+    spilling.store.limit = 1  # byte: all but one state
+    for a, b in zip(plain, spilling, strict=True):
+        assert a.metrics == b.metrics
+        assert len(spilling.store.states) == 1
+        assert len(spilling.store) == len(plain.store)
+    for client, state in plain.store.all().items():
+        mine = spilling.store.all()[client]
+        assert all(torch.equal(state.m[n], mine.m[n]) for n in state.m)
+    spilling.save(tmp_path / "c")
+    again = small.fit(fl.FedLAMB(lr=0.03), fraction=0.34)
+    again.store.limit = 1
+    again.restore(tmp_path / "c")
+    assert len(again.store) == len(plain.store)
+    folder = spilling.store._folder
+    assert folder.exists()
+    del spilling
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_million_clients_take_as_long_as_a_thousand():
+    """Planning a round and its memory do not grow with the population."""
+    data = fl.digits()
+    task = fl.Task(fl.mlp(64, [4], 10), data.train, data.test)
+    seconds = {}
+    for n in (1_000, 1_000_000):
+        rows = Rows(torch.arange(n) % 1437, torch.ones(n, dtype=torch.int64))
+        run = fl.fit(fl.FedLAMB(lr=0.03), task, clients=rows, fraction=100 / n, rounds=20)
+        assert len(next(run).clients) == 100
+        seconds[n] = min(next(run).seconds for _ in range(15))
+        assert len(run.store) <= 1600
+    assert seconds[1_000_000] < 1.5 * seconds[1_000]

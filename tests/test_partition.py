@@ -18,7 +18,7 @@ LABELS = st.lists(st.integers(0, 9), min_size=1, max_size=300)
 
 def is_partition(parts, samples):
     assert all(len(part) > 0 for part in parts)
-    return sorted(torch.cat(parts).tolist()) == list(range(samples))
+    return sorted(torch.cat(list(parts)).tolist()) == list(range(samples))
 
 
 def same(a, b):

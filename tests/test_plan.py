@@ -83,7 +83,7 @@ def test_iid_is_a_partition_into_equal_parts(samples, n, seed):
             fl.iid(samples, n, seed)
         return
     parts = fl.iid(samples, n, seed)
-    assert sorted(torch.cat(parts).tolist()) == list(range(samples))
+    assert sorted(torch.cat(list(parts)).tolist()) == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
@@ -96,7 +96,7 @@ def test_iid_is_a_partition_into_equal_parts(samples, n, seed):
 def test_shards_are_a_partition_with_few_classes(labels, n, per_client, seed):
     parts = fl.shards(labels, n, per_client, seed)
     assert len(parts) == n
-    assert sorted(torch.cat(parts).tolist()) == list(range(len(labels)))
+    assert sorted(torch.cat(list(parts)).tolist()) == list(range(len(labels)))
     assert [p.tolist() for p in parts] == [
         p.tolist() for p in fl.shards(labels, n, per_client, seed)
     ]

@@ -4,7 +4,6 @@ Nothing here keeps state or touches a global generator, so any process, on any m
 rebuild exactly the batches of any client in any round.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .tasks.images import DRAWS
-from .tasks.partition import PerRound
+from .tasks.partition import PerRound, Rows
 
 # One stream per purpose, so that a draw for one never shifts another.
 _COHORT, _BATCHES, _MODEL, _DEAL, _AUGMENT, _KEYS = range(6)
@@ -35,7 +34,7 @@ class Plan:
     smaller.
     """
 
-    clients: Sequence[Tensor] | PerRound
+    clients: Rows | PerRound
     fraction: float
     batch_size: int
     epochs: int
@@ -52,7 +51,8 @@ class Plan:
         """All rows that the client holds in this round."""
         if isinstance(self.clients, PerRound):
             return _dealt(self, round)[client]
-        return self.clients[client]
+        rows: Tensor = self.clients[client]
+        return rows
 
     def batches(self, round: int, client: int) -> list[Tensor]:
         """The rows of each local step, in order."""

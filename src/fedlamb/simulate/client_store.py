@@ -1,34 +1,63 @@
-"""What clients keep between rounds; only those that ever took part have an entry."""
+"""What clients keep between rounds: in memory, and past a limit on disk.
 
+Only clients that ever took part have an entry.
+"""
+
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..wire import pack, unpack
+
 
 class ClientStore:
-    """Client number -> its state, and the versions of kept trees that it holds."""
+    """Client number -> its state, and the versions of kept trees that it holds.
 
-    def __init__(self, init: Callable[[], Any]) -> None:
+    `limit` is the most bytes of states in memory, by default a quarter of the machine's; those of
+    clients that took part longest ago go to a temporary folder.
+    """
+
+    def __init__(self, init: Callable[[], Any], limit: int | None = None) -> None:
         self._init = init
+        self.limit = _quarter_of_memory() if limit is None else limit
         self.states: dict[int, Any] = {}
+        """Those in memory, the one that took part longest ago first."""
         self.held: dict[int, dict[str, int]] = {}
+        self._spilled: dict[int, Path] = {}
+        self._folder: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.states) + len(self._spilled)
+
+    def fresh(self) -> Any:
+        """The state of a client that has never taken part."""
+        return self._init()
 
     def state(self, client: int) -> Any:
         """The client's state from the last round it took part in, or a fresh one."""
-        return self.states[client] if client in self.states else self._init()
+        if client in self.states:
+            return self.states[client]
+        fresh = self._init()
+        if client in self._spilled:
+            return unpack(load_file(self._spilled[client]), like=fresh)
+        return fresh
+
+    def all(self) -> dict[int, Any]:
+        """Every client's state."""
+        return {**{client: self.state(client) for client in self._spilled}, **self.states}
 
     def stacked(self, clients: Sequence[int]) -> list[Tensor]:
         """The tensors of these clients' states, each with one more axis in front."""
-        fresh: Any = None
-        found = []
-        for client in clients:
-            state = self.states.get(client)
-            if state is None:
-                state = fresh = fresh if fresh is not None else self._init()
-            found.append(tree_flatten(state)[0])
+        found = [tree_flatten(self.state(client))[0] for client in clients]
         return [torch.stack(leaves) for leaves in zip(*found, strict=True)]
 
     def unstacked(self, clients: Sequence[int], leaves: Sequence[Tensor]) -> dict[int, Any]:
@@ -45,18 +74,46 @@ class ClientStore:
         """Broadcast field -> version held; a field not named is at version 0."""
         return self.held.get(client, {})
 
-    def fresh(self) -> Any:
-        """The state of a client that has never taken part."""
-        return self._init()
-
     def commit(
         self, states: Mapping[int, Any], cohort: Sequence[int], held: Mapping[str, int]
     ) -> None:
         """Takes over a finished round: new states, and what its broadcast left with the cohort."""
-        self.states.update(states)
+        for client, state in states.items():
+            self.states.pop(client, None)
+            self.states[client] = state
+            old = self._spilled.pop(client, None)
+            if old is not None:
+                old.unlink()
         if held:
             self.held.update({client: dict(held) for client in cohort})
+        self._spill()
 
     def replace(self, states: Mapping[int, Any], held: Mapping[int, dict[str, int]]) -> None:
         """Forgets everything and takes these instead."""
+        for path in self._spilled.values():
+            path.unlink()
+        self._spilled = {}
         self.states, self.held = dict(states), dict(held)
+        self._spill()
+
+    def _spill(self) -> None:
+        if not self.states:
+            return
+        leaves = tree_flatten(next(iter(self.states.values())))[0]
+        each = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        while each and len(self.states) > max(1, self.limit // each):
+            client = next(iter(self.states))
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="fedlamb-clients-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            path = self._folder / f"{client}.safetensors"
+            save_file({n: t.contiguous() for n, t in pack(self.states[client]).items()}, path)
+            self._spilled[client] = path
+            del self.states[client]
+
+
+def _quarter_of_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (ValueError, OSError, AttributeError):  # not told on this system
+        return 2 * 2**30

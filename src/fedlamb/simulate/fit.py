@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError, whole_number
 from ..plan import Plan, cohort_size
-from ..tasks.partition import PerRound
+from ..tasks.partition import PerRound, Rows
 from ..tasks.task import Task
 from ..trees import Tree
 from ..wire import downlink_bytes, kept_versions, nbytes, uplink_bytes
@@ -87,7 +87,7 @@ def fit(
                 "algorithm", algorithm, "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
             )
     fraction = float(fraction)
-    rows: Sequence[Tensor] | PerRound
+    rows: Rows | PerRound
     if isinstance(clients, PerRound):
         rows = clients
         _client_rows(clients.deal(cohort_size(clients.n, fraction), seed), task)
@@ -222,30 +222,41 @@ def _best(task: Task) -> tuple[str, str]:
 _SMALL = 5_000_000  # parameters
 
 
-def _client_rows(clients: Sequence[Any], task: Task) -> list[Tensor]:
+def _client_rows(clients: Sequence[Any], task: Task) -> Rows:
     """The rows as whole numbers, each client checked."""
-    x, _ = task.train
-    if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
+    if isinstance(clients, Rows):
+        found = clients
+    elif isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
         raise SettingError("clients", clients, "must be a list with the rows of each client")
-    found = []
-    for client, given in enumerate(clients):
-        try:
-            rows = torch.as_tensor(sorted(given) if isinstance(given, set) else given)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SettingError(
-                f"clients[{client}]", given, "must be a list of row numbers"
-            ) from error
-        if rows.numel() == 0:
-            raise SettingError(f"clients[{client}]", [], "must hold at least one row")
-        if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise SettingError(f"clients[{client}]", given, "must be a list of row numbers")
-        if int(rows.min()) < 0 or int(rows.max()) >= len(x):
-            raise SettingError(
-                f"clients[{client}]",
-                f"rows from {int(rows.min())} to {int(rows.max())}",
-                f"must lie from 0 to {len(x) - 1}, since there are {len(x)} training examples",
-            )
-        found.append(rows.to(device="cpu", dtype=torch.int64))
-    if not found:
-        raise SettingError("clients", [], "must be a list with the rows of each client")
+    else:
+        parts = [_row_numbers(client, given) for client, given in enumerate(clients)]
+        if not parts:
+            raise SettingError("clients", [], "must be a list with the rows of each client")
+        found = Rows(torch.cat(parts), torch.tensor([len(part) for part in parts]))
+    if int(found.sizes.min()) == 0:
+        client = int(found.sizes.argmin())
+        raise SettingError(f"clients[{client}]", [], "must hold at least one row")
+    count = len(task.train[0])
+    bad = (found.flat < 0) | (found.flat >= count)
+    if bad.any():
+        client = int(torch.searchsorted(found.sizes.cumsum(0), bad.nonzero()[0, 0], right=True))
+        rows = found[client]
+        raise SettingError(
+            f"clients[{client}]",
+            f"rows from {int(rows.min())} to {int(rows.max())}",
+            f"must lie from 0 to {count - 1}, since there are {count} training examples",
+        )
     return found
+
+
+def _row_numbers(client: int, given: Any) -> Tensor:
+    right = "must be a list of row numbers"
+    try:
+        rows = torch.as_tensor(sorted(given) if isinstance(given, set) else given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"clients[{client}]", given, right) from error
+    if rows.numel() == 0:
+        raise SettingError(f"clients[{client}]", [], "must hold at least one row")
+    if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise SettingError(f"clients[{client}]", given, right)
+    return rows.to(device="cpu", dtype=torch.int64)

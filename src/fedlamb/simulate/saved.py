@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def save(run: "Run", path: Path) -> None:
     """Writes everything that the next round depends on into one file."""
-    states = run.crew.gathered(run.store.states, run.store.fresh(), run.task.device)
+    states = run.crew.gathered(run.store.all(), run.store.fresh(), run.task.device)
     if run.crew.leads:
         tensors, facts = _globals(run)
         save_checkpoint(path, {**tensors, **_clients(states)}, facts)
@@ -154,10 +154,13 @@ def _identity(run: "Run") -> dict[str, Any]:
     else:
         algorithm = {"algorithm": algorithm}
     digest = hashlib.sha256()
-    everyone = plan.cohort(1) if isinstance(plan.clients, PerRound) else range(len(plan.clients))
-    for client in everyone:
-        rows = plan.rows(1, client)
-        digest.update(len(rows).to_bytes(8, "little") + rows.numpy().tobytes())
+    if isinstance(plan.clients, PerRound):
+        for client in plan.cohort(1):
+            rows = plan.rows(1, client)
+            digest.update(len(rows).to_bytes(8, "little") + rows.numpy().tobytes())
+    else:
+        for part in (plan.clients.sizes, plan.clients.flat):
+            digest.update(part.numpy().tobytes())
     return {
         **algorithm,
         "seed": plan.seed,

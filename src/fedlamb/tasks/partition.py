@@ -16,16 +16,45 @@ from torch import Tensor
 
 from ..errors import SettingError, is_whole, whole_number
 
-Rows = list[Tensor]
-"""The rows of each client."""
 Counts = NDArray[np.int64]
+
+
+class Rows(Sequence[Tensor]):
+    """The rows of each client, as a list of tensors would hold them, in two tensors: a million
+    clients take no more memory than their rows."""
+
+    def __init__(self, flat: Tensor, sizes: Tensor) -> None:
+        self.flat, self.sizes = flat, sizes
+        self._ends = sizes.cumsum(0).tolist()
+
+    @staticmethod
+    def of(parts: Sequence[NDArray[np.int64]]) -> "Rows":
+        """Each client's rows in ascending order."""
+        sizes = np.array([len(part) for part in parts], dtype=np.int64)
+        return Rows.cut(np.concatenate(parts), sizes)
+
+    @staticmethod
+    def cut(flat: NDArray[np.int64], sizes: NDArray[np.int64]) -> "Rows":
+        """All rows one client after another, in ascending order for each."""
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        ordered = np.ascontiguousarray(flat[np.lexsort((flat, owner))])
+        return Rows(torch.from_numpy(ordered), torch.from_numpy(sizes))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[i] for i in range(*client.indices(len(self)))]
+        end = self._ends[client]
+        return self.flat[end - int(self.sizes[client]) : end]
 
 
 def iid(samples: int, n: int, seed: int = 0) -> Rows:
     """Rows 0 … samples - 1 in random order, in n parts whose sizes differ by at most one."""
     _check_counts(samples, n, 1)
     order = np.random.default_rng(seed).permutation(samples)
-    return _sorted(np.array_split(order, n))
+    return Rows.cut(order, _even(samples, n))
 
 
 def shards(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> Rows:
@@ -36,7 +65,7 @@ def shards(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> Rows:
     draw = np.random.default_rng(seed)
     pieces = np.array_split(_by_label(labels, draw), n * per_client)
     dealt = draw.permutation(n * per_client).reshape(n, per_client)
-    return _sorted([np.concatenate([pieces[i] for i in row]) for row in dealt])
+    return Rows.of([np.concatenate([pieces[i] for i in row]) for row in dealt])
 
 
 def classes(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> Rows:
@@ -68,7 +97,7 @@ def classes(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> Rows:
         of_class = np.array_split(rows[start : start + size], len(clients))
         for client, part in zip(clients, of_class, strict=True):
             parts[client].append(part)
-    return _sorted([np.concatenate(part) for part in parts])
+    return Rows.of([np.concatenate(part) for part in parts])
 
 
 def dirichlet(labels: Any, n: int, alpha: float, balanced: bool = True, seed: int = 0) -> Rows:
@@ -86,15 +115,13 @@ def dirichlet(labels: Any, n: int, alpha: float, balanced: bool = True, seed: in
     _, sizes = np.unique(labels, return_counts=True)
     if balanced:
         shares = draw.dirichlet(np.full(len(sizes), float(alpha)), size=n)
-        share = np.full(n, len(labels) // n)
-        share[: len(labels) % n] += 1
-        counts = _with_sums(shares, share, sizes)
+        counts = _with_sums(shares, _even(len(labels), n), sizes)
     else:
         # Gamma draws make a Dirichlet draw that cannot come out as 0 / 0 for a tiny alpha.
         shares = draw.standard_gamma(float(alpha), size=(n, len(sizes))) + 1e-300
         counts = _rounded(shares / shares.sum(axis=0) * sizes, sizes)
     rows = _deal(counts, _by_label(labels, draw), sizes, n)
-    return _sorted(_none_empty(rows, draw))
+    return Rows.of(_none_empty(rows, draw))
 
 
 def by_value(values: Any) -> Rows:
@@ -104,7 +131,7 @@ def by_value(values: Any) -> Rows:
         raise SettingError("values", f"{values.dtype} {values.shape}", "must be one for each row")
     _, codes = np.unique(values, return_inverse=True)
     order = np.argsort(codes, kind="stable")
-    return _sorted(np.split(order, np.cumsum(np.bincount(codes))[:-1]))
+    return Rows.of(np.split(order, np.cumsum(np.bincount(codes))[:-1]))
 
 
 def read_rows(path: Path, samples: int, kept: Tensor | None = None) -> Rows:
@@ -133,8 +160,8 @@ def read_rows(path: Path, samples: int, kept: Tensor | None = None) -> Rows:
                 f"must hold a list of row numbers from 0 to {samples - 1}",
             )
         left = position[torch.tensor(rows, dtype=torch.int64)]
-        found.append(left[left >= 0])
-    return found
+        found.append(left[left >= 0].numpy())
+    return Rows.of(found)
 
 
 def from_flower(partitioner: Any, columns: Mapping[str, Any]) -> Rows:
@@ -149,7 +176,7 @@ def from_flower(partitioner: Any, columns: Mapping[str, Any]) -> Rows:
     samples = len(next(iter(table.values())))
     partitioner.dataset = Dataset.from_dict({**table, "fedlamb row": np.arange(samples)})
     parts = (partitioner.load_partition(i) for i in range(partitioner.num_partitions))
-    return _sorted([np.asarray(part["fedlamb row"], dtype=np.int64) for part in parts])
+    return Rows.of([np.asarray(part["fedlamb row"], dtype=np.int64) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -181,8 +208,11 @@ def hold_out(samples: int, share: float, seed: int = 0) -> tuple[Tensor, Tensor]
     return torch.from_numpy(kept), torch.from_numpy(held)
 
 
-def _sorted(parts: Sequence[NDArray[np.int64]]) -> Rows:
-    return [torch.from_numpy(np.sort(part)) for part in parts]
+def _even(samples: int, n: int) -> Counts:
+    """n sizes that differ by at most one."""
+    sizes = np.full(n, samples // n, dtype=np.int64)
+    sizes[: samples % n] += 1
+    return sizes
 
 
 def _labels(labels: Any) -> NDArray[np.int64]:
