@@ -17,12 +17,19 @@ class Share:
 
     plan: Plan
     crew: Crew
+    stateless: bool
 
     def cohort(self, round: int) -> list[int]:
-        """The clients that this process owns. Where it owns none, the first of all, whose work
+        """The clients that this process runs. Where it has none, the first of all, whose work
         then counts for nothing: what a report looks like is known only once there is one."""
+        return self.own(round) or self.plan.cohort(round)[:1]
+
+    def own(self, round: int) -> list[int]:
+        """Those whose state it keeps; where clients keep none, an even share."""
         whole = self.plan.cohort(round)
-        return [c for c in whole if self.crew.owns(c)] or whole[:1]
+        if self.stateless:
+            return whole[self.crew.rank :: self.crew.size]
+        return [c for c in whole if self.crew.owns(c)]
 
     def rows(self, round: int, client: int) -> Tensor:
         return self.plan.rows(round, client)
@@ -49,7 +56,7 @@ class Distributed:
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the whole cohort; its states are those of this process's clients."""
         crew = self.share.crew
-        own = [c for c in self.share.cohort(round) if crew.owns(c)]
+        own = self.share.own(round)
         found = self.executor.run(round, sent, buffers, on_client)
         weight = float(len(own))
         if self.weighting == "examples":

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError, whole_number
@@ -134,7 +135,8 @@ class Run(Iterator[Round]):
         kind: Any = {"loop": Loop, "vectorised": Vectorised}[self.executor]
         if self.crew.size == 1:
             return kind(self.algorithm, self.task, self.plan, self.weighting, self.store)
-        share = Share(self.plan, self.crew)
+        stateless = not tree_flatten(self.store.fresh())[0]
+        share = Share(self.plan, self.crew, stateless)
         own = kind(self.algorithm, self.task, share, self.weighting, self.store)
         return Distributed(own, share, self.weighting)
 

@@ -159,7 +159,9 @@ class Task:
         """What the model makes of stored inputs, under the task's precision."""
         x = self.prepared(x, draws)
         if self._channels_last and not transformed():
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.to(
+                memory_format=torch.channels_last
+            )  # contiguous() would leave one channel as it is
         if self.precision == "float32":
             return model(x)
         with torch.autocast(self.device.type, torch.bfloat16):
