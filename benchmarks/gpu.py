@@ -31,7 +31,7 @@ WORK = {
 }
 
 
-def federation(name: str, executor: str) -> fl.Run:
+def federation(name: str, executor: str, compile: bool = False) -> fl.Run:
     """The workload as a run."""
     shape, steps, precision, _ = WORK[name]
     draw = torch.Generator().manual_seed(0)
@@ -53,6 +53,7 @@ def federation(name: str, executor: str) -> fl.Run:
         rounds=10**6,
         batch_size=128,
         executor=executor,
+        compile=compile,
     )
 
 
@@ -99,15 +100,16 @@ def main() -> None:
     results = []
     for name in given.only.split(","):
         repeats = WORK[name][3]
-        executors = ("loop",) if name == "resnet18" else ("loop", "vectorised")
-        for executor in executors:
-            run = federation(name, executor)
+        executor = "loop" if name == "resnet18" else "vectorised"
+        for compile in (False, True):
+            run = federation(name, executor, compile)
             torch.cuda.reset_peak_memory_stats()
             seconds = timed(lambda run=run: next(run), repeats, warm=3)
             memory = torch.cuda.max_memory_allocated() / 2**30
-            results.append({"model": name, "how": executor, "seconds": seconds, "GiB": memory})
+            how = f"{executor}, compiled" if compile else executor
+            results.append({"model": name, "how": how, "seconds": seconds, "GiB": memory})
             print(
-                f"{name:9} {executor:11} {1e3 * statistics.median(seconds):9.2f} ms "
+                f"{name:9} {how:21} {1e3 * statistics.median(seconds):9.2f} ms "
                 f"(n = {repeats}, {1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f}) "
                 f"{memory:.2f} GiB",
                 flush=True,
@@ -126,7 +128,8 @@ def main() -> None:
         seconds = timed(eager_loop(name), 2, warm=1)
         results.append({"model": name, "how": "eager loop", "seconds": seconds})
         print(
-            f"{name:9} eager loop  {1e3 * statistics.median(seconds):9.2f} ms (n = 2)", flush=True
+            f"{name:9} {'eager loop':21} {1e3 * statistics.median(seconds):9.2f} ms (n = 2)",
+            flush=True,
         )
     if given.log:
         facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}

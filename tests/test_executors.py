@@ -17,7 +17,7 @@ METHODS = {
     "adp-fed": fl.AdpFed(lr=0.1, server_lr=0.05),
     "fed-ams": fl.FedAMS(lr=0.01),
     "fed-lamb": fl.FedLAMB(lr=0.03, weight_decay=0.01),
-    "mime": fl.Mime(lr=0.01, sync_every=3),
+    "mime": fl.Mime(lr=0.001, sync_every=3),
     "mime-lamb": fl.MimeLAMB(lr=0.03, layers="module"),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

@@ -21,19 +21,22 @@ class Replayed:
     def __init__(self) -> None:
         self._graphs: dict[Any, _Graph | None] = {}
 
-    def __call__(self, key: Any, program: Program, inputs: Any) -> Any:
-        """What the program gives for these inputs; valid until the next call."""
+    def __call__(self, key: Any, once: Program, again: Program, inputs: Any) -> Any:
+        """What the program gives for these inputs; valid until the next call.
+
+        `once` is how it is run the first time, `again` is what is recorded the second time.
+        """
         tensors, structure = tree_flatten(inputs)
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
         if whole not in self._graphs:
             # The first time is a plain run: some programs, such as round 1, never come again.
             self._graphs[whole] = None
-            return program(inputs)
+            return once(inputs)
         graph = self._graphs[whole]
         if graph is None:
             if sum(g is not None for g in self._graphs.values()) >= _MOST:
-                return program(inputs)
-            graph = self._graphs[whole] = _Graph.record(program, tensors, structure)
+                return once(inputs)
+            graph = self._graphs[whole] = _Graph.record(again, tensors, structure)
         for place, tensor in zip(graph.inputs, tensors, strict=True):
             place.copy_(tensor)
         graph.graph.replay()
@@ -53,6 +56,7 @@ class _Graph(NamedTuple):
     @staticmethod
     def record(program: Program, tensors: list[Tensor], structure: TreeSpec) -> "_Graph":
         inputs = [t.clone() for t in tensors]
+        program(tree_unflatten(inputs, structure))  # compiles, and warms up what libraries keep
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):

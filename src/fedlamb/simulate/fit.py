@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,7 @@ def fit(
     weighting: Weighting = "uniform",
     seed: int = 0,
     executor: ExecutorName = "auto",
+    compile: bool = False,
 ) -> "Run":
     """A federation that trains `task` by `algorithm`; iterate over it to run its rounds.
 
@@ -71,6 +73,8 @@ def fit(
     seed: decides cohorts, batches and random layers. Same seed, same bits.
     executor: how clients are run: "loop", "vectorised", or the better one for this model and
         device. The trajectory is the same, to rounding.
+    compile: whether local steps are compiled first, which takes tens of seconds and pays for
+        long runs on a GPU.
     """
     rounds = whole_number("rounds", rounds, 1)
     batch_size, epochs = (
@@ -95,7 +99,7 @@ def fit(
     else:
         rows = _client_rows(clients, task)
     plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)
-    return Run(algorithm, task, plan, weighting, rounds, executor)
+    return Run(algorithm, task, plan, weighting, rounds, executor, compile)
 
 
 class Run(Iterator[Round]):
@@ -113,6 +117,7 @@ class Run(Iterator[Round]):
         weighting: Weighting,
         rounds: int,
         executor: ExecutorName,
+        compile: bool,
     ) -> None:
         self.algorithm, self.task, self.plan = algorithm, task, plan
         self.weighting, self.rounds = weighting, rounds
@@ -127,12 +132,13 @@ class Run(Iterator[Round]):
         self.known_as: dict[str, Any] | None = None
         self.crew = Crew.join(task.device)
         """The processes that share this run."""
-        self._executor = self._built()
+        self._executor = self._built(compile)
         self.changed: dict[int, Any] = {}
         """The states of this process's clients that the last round changed."""
 
-    def _built(self) -> Any:
-        kind: Any = {"loop": Loop, "vectorised": Vectorised}[self.executor]
+    def _built(self, compile: bool) -> Any:
+        kinds: dict[str, Any] = {"loop": Loop, "vectorised": Vectorised}
+        kind = partial(kinds[self.executor], compile=compile)
         if self.crew.size == 1:
             return kind(self.algorithm, self.task, self.plan, self.weighting, self.store)
         stateless = not tree_flatten(self.store.fresh())[0]

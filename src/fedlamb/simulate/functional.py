@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from ..tasks.dropout import key_names
@@ -15,21 +15,21 @@ from ..trees import Tree, add_scaled, zeros_like
 class Functional:
     """Gradients by `torch.func`, for use under vmap."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self._keys = key_names(task.model)
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        self.task, self.model = task, model
+        self._keys = key_names(model)
         kept = {*task.params, *task.buffers, *self._keys}
         # Buffers that are no part of the state, and frozen parameters, stay as the model has them.
-        self._rest = {n: b for n, b in task.model.named_buffers() if n not in kept}
+        self._rest = {n: b for n, b in model.named_buffers() if n not in kept}
 
     def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
-        self.task.model.train()
+        self.model.train()
         keys = dict.fromkeys(self._keys, batch.key)
         gradient, after, loss = self._gradient(params, {**self._rest, **buffers}, keys, batch)
         return gradient, {name: after[name] for name in buffers}, loss
 
     def full(self, params: Tree, buffers: Tree, data: Batch) -> Tree:
-        self.task.model.eval()
+        self.model.eval()
         total = zeros_like(params)
         count = len(data.rows)
         for start in range(0, count, CHUNK):
@@ -53,7 +53,7 @@ class Functional:
             now = {name: b.clone() for name, b in buffers.items()}  # the model changes them
             state = {**now, **keys, **trained}
             outputs = task.outputs(
-                lambda inputs: functional_call(task.model, state, (inputs,)), x, batch.draws
+                lambda inputs: functional_call(self.model, state, (inputs,)), x, batch.draws
             )
             if batch.weights is None:
                 return task.loss(outputs, y), now

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 from torch.utils._pytree import tree_map as tree_map_all
 
 from ..algorithm import AnyAlgorithm
@@ -27,13 +28,21 @@ class Loop:
     """Runs a cohort client by client, with plain autograd on one copy of the model."""
 
     def __init__(
-        self, algorithm: AnyAlgorithm, task: Task, plan: Plan, weighting: str, store: ClientStore
+        self,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        plan: Plan,
+        weighting: str,
+        store: ClientStore,
+        compile: bool = False,
     ) -> None:
         keep_freed_memory()
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting, self.task = weighting, task
-        self.gradients = Autograd(task)
-        self._replayed = Replayed() if task.device.type == "cuda" else None
+        self.gradients = Autograd(task, compile)
+        self._lanes = (
+            [_Lane(task.device) for _ in range(_LANES)] if task.device.type == "cuda" else []
+        )
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
@@ -45,10 +54,12 @@ class Loop:
         # as long, since by then the caches hold nothing but models and data.
         work = assignments(self.plan, round, self.task.augments, self.weighting)
         with torch.enable_grad(), own_random_state(self.task.device) as generator:
+            for lane in self._lanes:
+                lane.begin()
             for each in work:
                 try:
                     generator.manual_seed(each.model_seed)
-                    outcome = self._local_round(each, sent, buffers)
+                    outcome = self._local_round(len(states), each, sent, buffers)
                 except Exception as error:
                     error.add_note(f"in the local round of client {each.client}, round {round}")
                     raise
@@ -60,12 +71,15 @@ class Loop:
         moved = average_buffers(buffers, mean.value.buffers, counters)
         return Collected(mean.value.report, moved, mean.value.loss["loss"], states)
 
-    def _local_round(self, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
+    def _local_round(self, number: int, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
         state = self.store.state(each.client)
-        if self._replayed is None:
+        if not self._lanes:
             data, batches = each.data, each.batches
             return local_round(self.algorithm, self.gradients, state, sent, buffers, data, batches)
-        return self._on_the_gpu(self._replayed, each, state, sent, buffers)
+        lane = self._lanes[number % len(self._lanes)]
+        with lane:
+            outcome = self._on_the_gpu(lane.replayed, each, state, sent, buffers)
+        return lane.handed_over(outcome)
 
     def _on_the_gpu(
         self, replayed: Replayed, each: Assignment, state: Any, sent: Any, buffers: Tree
@@ -92,9 +106,40 @@ class Loop:
             "data": _on(device, each.data),
             "batches": [_on(device, batch) for batch in each.batches],
         }
-        outcome: Outcome = replayed(message.flags, program, inputs)
+        outcome: Outcome = replayed(message.flags, program, program, inputs)
         # The next client's round will be written over this one's.
         return tree_map_all(torch.clone, outcome)  # type: ignore[no-any-return]
+
+
+_LANES = 2  # clients at once on a GPU: one alone leaves part of the card idle
+
+
+class _Lane:
+    """A stream of the GPU with graphs of its own; clients on different lanes run side by side."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.replayed = Replayed()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._context: Any = None
+
+    def begin(self) -> None:
+        """What was asked of the GPU before the round is done first."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+
+    def __enter__(self) -> None:
+        self._context = torch.cuda.stream(self._stream)
+        self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(*error)
+
+    def handed_over(self, outcome: Outcome) -> Outcome:
+        """The outcome, for use outside the lane once it is there."""
+        outside = torch.cuda.current_stream()
+        outside.wait_stream(self._stream)
+        for tensor in tree_flatten(outcome)[0]:
+            tensor.record_stream(outside)
+        return outcome
 
 
 class Autograd:
@@ -104,8 +149,9 @@ class Autograd:
     changes them in place. Buffers that are not part of the state start afresh each time.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, compile: bool = False) -> None:
         self.task, self.model = task, copy.deepcopy(task.model)
+        self._call: Any = torch.compile(self.model, dynamic=False) if compile else self.model
         self.x, self.y = task.train
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
@@ -140,7 +186,7 @@ class Autograd:
         for parameter, value in zip(self._trained, params.values(), strict=True):
             parameter.data = value
         x, y = self.x.index_select(0, batch.rows), self.y.index_select(0, batch.rows)
-        loss = self.task.loss(self.task.outputs(self.model, x, batch.draws), y)
+        loss = self.task.loss(self.task.outputs(self._call, x, batch.draws), y)
         gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)
         of = {
             # None where this loss does not reach the parameter. The layout is always the plain

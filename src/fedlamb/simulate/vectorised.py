@@ -5,6 +5,7 @@ become axes of every tensor, so that small models cost few, large operations. Cl
 sizes are padded by rows of weight 0; where all are equal, nothing is padded.
 """
 
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -26,6 +27,8 @@ from ..tasks.task import Task
 from ..trees import Tree
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
+from .compiled import Compiled
+from .convolution import with_stacked_convolutions
 from .cuda_graph import Replayed
 from .functional import Functional
 from .messages import take_apart
@@ -48,11 +51,17 @@ class Vectorised:
     """Runs a cohort as one batched program, as many clients at once as fit the memory."""
 
     def __init__(
-        self, algorithm: AnyAlgorithm, task: Task, plan: Plan, weighting: str, store: ClientStore
+        self,
+        algorithm: AnyAlgorithm,
+        task: Task,
+        plan: Plan,
+        weighting: str,
+        store: ClientStore,
+        compile: bool = False,
     ) -> None:
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting, self.task = weighting, task
-        self.stack = Stack(task)
+        self.stack = Stack(task, compile)
         self._ahead: tuple[int, list[Assignment]] | None = None
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
@@ -73,7 +82,7 @@ class Vectorised:
 class Stack:
     """Runs the clients of many trials together; all trials share data and model."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, compile: bool = False) -> None:
         keep_freed_memory()
         if task.precision != "float32":
             raise SettingError(
@@ -82,9 +91,11 @@ class Stack:
                 f"works in float32, and precision is {task.precision!r}; use executor='loop'",
             )
         self.task = task
-        self.gradients = Functional(task)
+        self._plain = Functional(task, task.model)
         self._at_once: int | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
+        self._compiled = Compiled() if compile else None
+        self._fused = Functional(task, with_stacked_convolutions(copy.deepcopy(task.model)))
 
     def run(self, trials: Sequence[Trial], on_client: OnClient) -> list[Collected]:
         """One round of every trial's cohort, as many clients at once as fit."""
@@ -129,8 +140,16 @@ class Stack:
     def _together(self, trials: Sequence[Trial]) -> list["_Chunk"]:
         """These clients in one program."""
         inputs, form = self._inputs(trials)
-        program = partial(self._program, form)
-        outputs = self._replayed(form.key, program, inputs) if self._replayed else program(inputs)
+        plain = partial(self._program, form, None)
+        if self._replayed is None:
+            outputs = (
+                plain(inputs)
+                if self._compiled is None
+                else self._program(form, self._compiled, inputs)
+            )
+        else:
+            again = partial(self._program, form, self._compiled)
+            outputs = self._replayed(form.key, plain, again, inputs)
         states, mean, largest = outputs
         found = []
         for i, trial in enumerate(trials):
@@ -176,25 +195,26 @@ class Stack:
         _, together, flags = messages[0]
         return inputs, _Form(trials[0].algorithm, together, flags, structure, schedule)
 
-    def _program(self, form: "_Form", inputs: dict[str, Any]) -> tuple[Any, Upload, Tree]:
+    def _program(
+        self, form: "_Form", compiled: "Compiled | None", inputs: dict[str, Any]
+    ) -> tuple[Any, Upload, Tree]:
         """Pure tensors in and out, with axes (trials, clients, ...)."""
-        per_trial = (inputs["varied"], inputs["sent"])
-        buffers, gradients = inputs["buffers"], self.gradients
+        gradients = self._plain if compiled is None else self._fused
+        of_trials = inputs["varied"], inputs["sent"], inputs["buffers"]
 
-        def each(function: Callable[..., Any], *per_client: Any) -> Any:
-            """Over trials and clients; `buffers` are a trial's, before a client has its own."""
+        def each(function: Callable[..., Any], of_trials: Any, *of_clients: Any) -> Any:
+            """The function over trials and their clients."""
 
-            def trial(varied: Named, sent: list[Tensor], buffers: Tree, *clients: Any) -> Any:
+            def trial(of_trial: Any, *of_clients: Any) -> Any:
+                varied, sent, buffers = of_trial
                 algorithm: Any = form.algorithm
                 algorithm = replace(algorithm, **varied) if varied else algorithm
                 one = partial(function, algorithm, form.broadcast(sent), buffers)
-                return vmap(one, randomness="different")(*clients)
+                return vmap(one, randomness="different")(*of_clients)
 
-            return vmap(trial, randomness="different")(*per_trial, buffers, *per_client)
+            return vmap(trial, randomness="different")(of_trials, *of_clients)
 
-        def start(
-            algorithm: Any, sent: Any, buffers: Tree, state: list[Tensor], data: Named
-        ) -> Any:
+        def start(algorithm: Any, sent: Any, buffers: Tree, state: Any, data: Named) -> Any:
             client = tree_unflatten(state, form.structure)
             return begin(algorithm, gradients, client, sent, buffers, Batch(**data))
 
@@ -204,7 +224,10 @@ class Stack:
         def stop(algorithm: Any, sent: Any, _: Tree, now: Underway, steps: Tensor) -> Any:
             return end(algorithm, now, sent, steps)
 
-        now: Underway = each(start, inputs["states"], inputs["data"])
+        all_step = partial(each, go_on)
+        if compiled is not None:
+            all_step = partial(compiled, (form.algorithm, form.flags), all_step)
+        now: Underway = each(start, of_trials, inputs["states"], inputs["data"])
         finished: list[Underway] = []
         batches, first = dict(inputs["batches"]), 0
         steps, keys = batches.pop("steps"), batches.pop("key")
@@ -214,20 +237,21 @@ class Stack:
                 now = tree_map(lambda t, a=active: t[:, :a], now)
             rows = slice(first, first + width)
             batch = {name: t[:, :active, rows] for name, t in batches.items()}
-            after = each(go_on, now, {**batch, "key": keys[:, :active, number]})
+            after = all_step(of_trials, now, {**batch, "key": keys[:, :active, number]})
             if resting:
                 at_work = steps[:, :active] > number
                 after = tree_map(partial(_where, at_work), after, now)
             now, first = after, first + width
         if finished:
             now = tree_map(lambda *parts: torch.cat(parts, dim=1), now, *finished)
-        outcome: Outcome = each(stop, now, steps)
+        outcome: Outcome = each(stop, of_trials, now, steps)
 
         def mean(tree: Any) -> Any:
             return tree_map(lambda t: torch.einsum("tc,tc...->t...", inputs["shares"], t), tree)
 
+        before = inputs["buffers"]
         averaged = {n: b for n, b in outcome.buffers.items() if b.is_floating_point()}
-        change = {n: b - buffers[n][:, None] for n, b in averaged.items()}
+        change = {n: b - before[n][:, None] for n, b in averaged.items()}
         largest = {n: b.amax(dim=1) for n, b in outcome.buffers.items() if n not in averaged}
         upload = Upload(outcome.report, change, {"loss": outcome.loss})
         return outcome.client, mean(upload), largest
