@@ -8,7 +8,9 @@ planning and server update included, and the evaluation of 128 examples.
 """
 
 import argparse
+import cProfile
 import json
+import pstats
 import statistics
 import time
 from collections.abc import Callable
@@ -68,10 +70,10 @@ def eager_loop(name: str) -> Callable[[], None]:
     def once() -> None:
         for each in work:
             batches = [
-                Batch(*(p if p is None else p.cuda() for p in batch)) for batch in each.batches
+                Batch(*(p if p is None else p.cuda() for p in batch)) for batch in each.batches()
             ]
             state = run.store.state(each.client)
-            data = Batch(each.data.rows.cuda())
+            data = Batch(each.rows.cuda())
             local_round(run.algorithm, gradients, state, sent, run.buffers, data, batches)
 
     return once
@@ -115,12 +117,15 @@ def main() -> None:
                 flush=True,
             )
             if given.profile:
+                python = cProfile.Profile()
+                python.runcall(next, run)
+                pstats.Stats(python).sort_stats("tottime").print_stats(25)
                 with torch.profiler.profile() as profile:
                     next(run)
                     torch.cuda.synchronize()
                 print(
                     profile.key_averages().table(
-                        sort_by="cuda_time_total", row_limit=14, max_name_column_width=60
+                        sort_by="cuda_time_total", row_limit=14, max_name_column_width=70
                     )
                 )
             del run

@@ -54,15 +54,22 @@ class Plan:
         rows: Tensor = self.clients[client]
         return rows
 
+    def order(self, round: int, client: int) -> Tensor:
+        """The rows of all local steps, one after another."""
+        rows = self.rows(round, client).numpy()
+        draw = self._generator(_BATCHES, round, client)
+        orders = [draw.permutation(len(rows)) for _ in range(self.epochs)]
+        return torch.from_numpy(np.concatenate([rows[order] for order in orders]))
+
+    def sizes(self, count: int) -> tuple[int, ...]:
+        """How many rows each local step of a client with so many rows has."""
+        whole, rest = divmod(count, self.batch_size)
+        return ((self.batch_size,) * whole + ((rest,) if rest else ())) * self.epochs
+
     def batches(self, round: int, client: int) -> list[Tensor]:
         """The rows of each local step, in order."""
-        rows = self.rows(round, client)
-        draw = self._generator(_BATCHES, round, client)
-        found: list[Tensor] = []
-        for _ in range(self.epochs):
-            order = torch.from_numpy(draw.permutation(len(rows)))
-            found += torch.split(rows[order], self.batch_size)
-        return found
+        sizes = self.sizes(len(self.rows(round, client)))
+        return list(torch.split(self.order(round, client), list(sizes)))
 
     def draws(self, round: int, client: int, count: int) -> Tensor:
         """Whole numbers (count, 3) that decide how each example of the round is augmented."""

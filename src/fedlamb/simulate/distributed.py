@@ -34,8 +34,11 @@ class Share:
     def rows(self, round: int, client: int) -> Tensor:
         return self.plan.rows(round, client)
 
-    def batches(self, round: int, client: int) -> list[Tensor]:
-        return self.plan.batches(round, client)
+    def order(self, round: int, client: int) -> Tensor:
+        return self.plan.order(round, client)
+
+    def sizes(self, count: int) -> tuple[int, ...]:
+        return self.plan.sizes(count)
 
     def draws(self, round: int, client: int, count: int) -> Tensor:
         return self.plan.draws(round, client, count)

@@ -58,7 +58,7 @@ class Loop:
                 lane.begin()
             for each in work:
                 try:
-                    generator.manual_seed(each.model_seed)
+                    generator.manual_seed(self.plan.model_seed(round, each.client))
                     outcome = self._local_round(len(states), each, sent, buffers)
                 except Exception as error:
                     error.add_note(f"in the local round of client {each.client}, round {round}")
@@ -74,7 +74,7 @@ class Loop:
     def _local_round(self, number: int, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
         state = self.store.state(each.client)
         if not self._lanes:
-            data, batches = each.data, each.batches
+            data, batches = Batch(each.rows), each.batches()
             return local_round(self.algorithm, self.gradients, state, sent, buffers, data, batches)
         lane = self._lanes[number % len(self._lanes)]
         with lane:
@@ -103,8 +103,8 @@ class Loop:
             "state": state,
             "sent": message.tensors,
             "buffers": buffers,
-            "data": _on(device, each.data),
-            "batches": [_on(device, batch) for batch in each.batches],
+            "data": _on(device, Batch(each.rows)),
+            "batches": [_on(device, batch) for batch in each.batches()],
         }
         outcome: Outcome = replayed(message.flags, program, program, inputs)
         # The next client's round will be written over this one's.

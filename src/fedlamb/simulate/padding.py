@@ -1,6 +1,7 @@
 """Clients of unequal sizes side by side: rows that only pad have weight 0."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,37 +23,49 @@ class Schedule(NamedTuple):
 def padded_batches(work: Sequence[Sequence[Assignment]]) -> tuple[Named, Schedule]:
     """The batches of all clients as (trials, clients, rows of all steps), and their schedule."""
     everyone = [each for trial in work for each in trial]
-    steps = torch.tensor([[len(each.batches) for each in trial] for trial in work])
-    numbers = range(int(steps.max()))
-    sizes = [[len(b.rows) for b in each.batches] for each in everyone]
-    widths = tuple(max(s[i] for s in sizes if i < len(s)) for i in numbers)
-    at_work = [(steps > i).sum(dim=1) for i in numbers]
+    shape = (len(work), len(work[0]))
+    first = everyone[0].sizes
+    if all(each.sizes == first for each in everyone):
+        found = _side_by_side(everyone, shape)
+        steps = len(first)
+        found["steps"] = torch.full(shape, steps)
+        return found, Schedule(first, (shape[1],) * steps, (False,) * steps)
+    steps_of = torch.tensor([[len(each.sizes) for each in trial] for trial in work])
+    numbers = range(int(steps_of.max()))
+    widths = tuple(max(e.sizes[i] for e in everyone if i < len(e.sizes)) for i in numbers)
+    at_work = [(steps_of > i).sum(dim=1) for i in numbers]
     schedule = Schedule(
         widths,
         tuple(int(counts.max()) for counts in at_work),
         tuple(bool((counts < counts.max()).any()) for counts in at_work),
     )
-    found: Named = {"steps": steps}
-    equal = all(tuple(s) == widths for s in sizes)
-    for name in ("rows", "draws"):
-        if getattr(everyone[0].batches[0], name) is not None:
-            lines = [
-                torch.cat([getattr(b, name) for b in each.batches])
-                if equal
-                else _line([getattr(b, name) for b in each.batches], widths)
-                for each in everyone
-            ]
-            found[name] = torch.stack(lines).reshape(*steps.shape, *lines[0].shape)
-    if not equal:
-        shares = [
-            _line([_equal_shares(len(b.rows)) for b in each.batches], widths) for each in everyone
-        ]
-        found["weights"] = torch.stack(shares).reshape(*steps.shape, -1)
-    keys = torch.zeros((*steps.shape, len(widths)), dtype=torch.int64)
-    for place, each in zip(keys.flatten(0, 1), everyone, strict=True):
-        place[: len(each.batches)] = torch.stack([b.key for b in each.batches if b.key is not None])
-    found["key"] = keys
+    found = _side_by_side([_padded(each, widths) for each in everyone], shape)
+    shares = [_line([_equal_shares(size) for size in e.sizes], widths) for e in everyone]
+    found["weights"] = torch.stack(shares).reshape(*shape, -1)
+    found["steps"] = steps_of
     return found, schedule
+
+
+def _side_by_side(everyone: Sequence[Assignment], shape: tuple[int, int]) -> Named:
+    found = {
+        "rows": torch.stack([each.order for each in everyone]),
+        "key": torch.stack([each.keys for each in everyone]),
+    }
+    if everyone[0].draws is not None:
+        found["draws"] = torch.stack([e.draws for e in everyone if e.draws is not None])
+    return {name: t.reshape(*shape, *t.shape[1:]) for name, t in found.items()}
+
+
+def _padded(each: Assignment, widths: Sequence[int]) -> Assignment:
+    """The same with every step at its place among steps of these widths."""
+    sizes = list(each.sizes)
+    draws = each.draws
+    return replace(
+        each,
+        order=_line(torch.split(each.order, sizes), widths),
+        draws=None if draws is None else _line(torch.split(draws, sizes), widths),
+        keys=_line([each.keys], [len(widths)]),
+    )
 
 
 def _line(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
@@ -67,9 +80,11 @@ def _line(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
 
 def padded_data(work: Sequence[Sequence[Assignment]]) -> Named:
     """All rows of each client as (trials, clients, rows)."""
-    rows = [each.data.rows for trial in work for each in trial]
+    rows = [each.rows for trial in work for each in trial]
     shape = (len(work), len(work[0]))
     most = max(len(r) for r in rows)
+    if all(len(r) == most for r in rows):
+        return {"rows": torch.stack(rows).reshape(*shape, most)}
     found = {"rows": torch.stack([_line([r], [most]) for r in rows]).reshape(*shape, most)}
     if any(len(r) < most for r in rows):
         shares = [_line([_equal_shares(len(r))], [most]) for r in rows]

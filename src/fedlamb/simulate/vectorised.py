@@ -101,7 +101,7 @@ class Stack:
         """One round of every trial's cohort, as many clients at once as fit."""
         cohort = len(trials[0].work)
         # The longest first, so that those who are still at work are always in front.
-        queues = [sorted(t.work, key=lambda w: -len(w.batches)) for t in trials]
+        queues = [sorted(t.work, key=lambda w: -len(w.sizes)) for t in trials]
         sums = [_Sum() for _ in trials]
         done = 0
         with torch.no_grad(), own_random_state(self.task.device):

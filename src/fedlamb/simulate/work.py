@@ -1,6 +1,7 @@
 """What the clients of a round have to do, and what comes back: the same for every executor."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,16 +15,30 @@ OnClient = Callable[[int, int], None]
 """Told how many clients of the cohort are done."""
 
 
-class Assignment(NamedTuple):
+@dataclass(frozen=True)
+class Assignment:
     """One client's work in a round, on the CPU."""
 
     client: int
-    data: Batch
-    """All of its rows."""
-    batches: list[Batch]
-    model_seed: int
+    rows: Tensor
+    """All that it holds."""
+    order: Tensor
+    """The rows of all local steps, one after another."""
+    sizes: tuple[int, ...]
+    """The rows of each step."""
+    draws: Tensor | None
+    """How each row of `order` is augmented."""
+    keys: Tensor
+    """Of each step."""
     weight: float
     """In the mean over the cohort."""
+
+    def batches(self) -> list[Batch]:
+        """One for each step."""
+        sizes = list(self.sizes)
+        rows = torch.split(self.order, sizes)
+        draws = [None] * len(sizes) if self.draws is None else torch.split(self.draws, sizes)
+        return [Batch(*each) for each in zip(rows, draws, self.keys.unbind(), strict=True)]
 
 
 class Upload(NamedTuple):
@@ -58,16 +73,11 @@ def assignments(plan: Plan, round: int, augments: bool, weighting: str) -> list[
     found = []
     for client in plan.cohort(round):
         rows = plan.rows(round, client)
-        steps = plan.batches(round, client)
-        sizes = [len(step) for step in steps]
-        draws: list[Tensor | None] = [None] * len(steps)
-        if augments:
-            draws = list(torch.split(plan.draws(round, client, sum(sizes)), sizes))
-        keys = plan.keys(round, client, len(steps)).unbind()
-        batches = [Batch(*each) for each in zip(steps, draws, keys, strict=True)]
+        order, sizes = plan.order(round, client), plan.sizes(len(rows))
+        draws = plan.draws(round, client, len(order)) if augments else None
+        keys = plan.keys(round, client, len(sizes))
         weight = float(len(rows)) if weighting == "examples" else 1.0
-        seed = plan.model_seed(round, client)
-        found.append(Assignment(client, Batch(rows), batches, seed, weight))
+        found.append(Assignment(client, rows, order, sizes, draws, keys, weight))
     return found
 
 

@@ -25,7 +25,7 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = x.shape[:2] if self.whole_channels else x.shape
-        bits = _hash(self.key + self.number * _ODD, shape.numel(), x.device)
+        bits = _hash(self.key + _wrapped(self.number * _ODD), shape.numel(), x.device)
         kept = (bits >= round(self.p * 2**31)).reshape(shape)
         kept = kept.reshape(*shape, *[1] * (x.dim() - len(shape)))
         return x * kept.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
@@ -56,13 +56,19 @@ def key_names(model: nn.Module) -> list[str]:
     ]
 
 
-_ODD = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; products wrap around
-_MIX = (-4658895280553007687, -7723592293110705685)  # of splitmix64
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # as a signed number; products wrap around
+_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # of splitmix64
 
 
 def _hash(key: Tensor, count: int, device: torch.device) -> Tensor:
-    """`count` numbers of 31 random bits: splitmix64 started at the key."""
-    z = (torch.arange(1, count + 1, device=device) * _ODD) + key.to(device)
+    """`count` numbers of 31 random bits: splitmix64 of the key and the position."""
+    # The key comes first: a compiler may take positions alone for 32-bit numbers.
+    z = (key.to(device) + torch.arange(count, device=device)) * _ODD
     z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX[0]
     z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX[1]
     return ((z ^ ((z >> 31) & (2**33 - 1))) >> 33) & (2**31 - 1)
+
+
+def _wrapped(number: int) -> int:
+    """As a signed number of 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
