@@ -15,7 +15,7 @@ from .tasks.images import DRAWS
 from .tasks.partition import PerRound, Rows
 
 # One stream per purpose, so that a draw for one never shifts another.
-_COHORT, _BATCHES, _MODEL, _DEAL, _AUGMENT, _KEYS = range(6)
+_COHORT, _BATCHES, _MODEL, _DEAL, _AUGMENT = range(5)
 
 
 def cohort_size(n: int, fraction: float) -> int:
@@ -54,12 +54,15 @@ class Plan:
         rows: Tensor = self.clients[client]
         return rows
 
-    def order(self, round: int, client: int) -> Tensor:
-        """The rows of all local steps, one after another."""
+    def steps(self, round: int, client: int) -> tuple[Tensor, Tensor]:
+        """The rows of all local steps, one after another, and a key for each step, which decides
+        layers such as dropout."""
         rows = self.rows(round, client).numpy()
         draw = self._generator(_BATCHES, round, client)
-        orders = [draw.permutation(len(rows)) for _ in range(self.epochs)]
-        return torch.from_numpy(np.concatenate([rows[order] for order in orders]))
+        orders = [rows[draw.permutation(len(rows))] for _ in range(self.epochs)]
+        keys = draw.integers(-(2**63), 2**63 - 1, size=len(self.sizes(len(rows))))
+        order = orders[0] if self.epochs == 1 else np.concatenate(orders)
+        return torch.from_numpy(order), torch.from_numpy(keys)
 
     def sizes(self, count: int) -> tuple[int, ...]:
         """How many rows each local step of a client with so many rows has."""
@@ -69,17 +72,12 @@ class Plan:
     def batches(self, round: int, client: int) -> list[Tensor]:
         """The rows of each local step, in order."""
         sizes = self.sizes(len(self.rows(round, client)))
-        return list(torch.split(self.order(round, client), list(sizes)))
+        return list(torch.split(self.steps(round, client)[0], list(sizes)))
 
     def draws(self, round: int, client: int, count: int) -> Tensor:
         """Whole numbers (count, 3) that decide how each example of the round is augmented."""
         draw = self._generator(_AUGMENT, round, client)
         return torch.from_numpy(draw.integers(2**31, size=(count, DRAWS)))
-
-    def keys(self, round: int, client: int, steps: int) -> Tensor:
-        """A key for each local step, for layers such as dropout."""
-        draw = self._generator(_KEYS, round, client)
-        return torch.from_numpy(draw.integers(-(2**63), 2**63 - 1, size=steps))
 
     def model_seed(self, round: int, client: int) -> int:
         """The seed for random layers of one's own, which take no key, in this client's round."""

@@ -34,7 +34,10 @@ class StackedConv2d(nn.Conv2d):
             for j in range(kernel[1])
         ]
         columns = torch.stack(shifted, dim=2).reshape(n, -1, down * across)
-        found = self.weight.reshape(self.out_channels, -1) @ columns
+        # One product for each image: as a single one, the weights' gradient would be a sum over
+        # all images and pixels in a handful of blocks, which leaves most of the card idle.
+        weight = self.weight.reshape(self.out_channels, -1).expand(n, -1, -1)
+        found = torch.bmm(weight, columns)
         if self.bias is not None:
             found = found + self.bias[:, None]
         return found.reshape(n, self.out_channels, down, across)

@@ -34,17 +34,14 @@ class Share:
     def rows(self, round: int, client: int) -> Tensor:
         return self.plan.rows(round, client)
 
-    def order(self, round: int, client: int) -> Tensor:
-        return self.plan.order(round, client)
+    def steps(self, round: int, client: int) -> tuple[Tensor, Tensor]:
+        return self.plan.steps(round, client)
 
     def sizes(self, count: int) -> tuple[int, ...]:
         return self.plan.sizes(count)
 
     def draws(self, round: int, client: int, count: int) -> Tensor:
         return self.plan.draws(round, client, count)
-
-    def keys(self, round: int, client: int, steps: int) -> Tensor:
-        return self.plan.keys(round, client, steps)
 
     def model_seed(self, round: int, client: int) -> int:
         return self.plan.model_seed(round, client)

@@ -31,12 +31,13 @@ def sweep(
     *,
     grid: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] = (0,),
+    compile: bool = False,
     **options: Any,
 ) -> "Sweep":
     """Every combination of the grid's values with every seed; results equal separate runs.
 
     grid: field of the algorithm -> its values, for example {"lr": [0.01, 0.03]}.
-    options: as for `fit`: clients, rounds, fraction, batch_size, epochs, weighting.
+    options: as for `fit`: clients, rounds, fraction, batch_size, epochs, weighting, compile.
     """
     if not seeds:
         raise SettingError("seeds", seeds, "must name at least one seed, for example (0, 1, 2)")
@@ -53,7 +54,8 @@ def sweep(
             Point(values, seed, fit(replace(changed, **values), task, seed=seed, **options))
             for values in combinations
             for seed in seeds
-        ]
+        ],
+        compile,
     )
 
 
@@ -64,8 +66,8 @@ class Sweep(Iterator[list[Round | None]]):
     Trials that share data, model and kind of algorithm run as one program.
     """
 
-    def __init__(self, points: Sequence[Point]) -> None:
-        self.points = list(points)
+    def __init__(self, points: Sequence[Point], compile: bool = False) -> None:
+        self.points, self._compile = list(points), compile
         self._stacks: dict[Any, Stack] = {}
 
     def __iter__(self) -> "Sweep":
@@ -82,7 +84,9 @@ class Sweep(Iterator[list[Round | None]]):
         found: list[Round | None] = [None] * len(self.points)
         for kind, members in groups.items():
             first = self.points[members[0]].run
-            stack = self._stacks.setdefault(kind[0], Stack(first.task))
+            if kind[0] not in self._stacks:
+                self._stacks[kind[0]] = Stack(first.task, self._compile)
+            stack = self._stacks[kind[0]]
             most = _trials_at_once(first)
             for start in range(0, len(members), most):
                 some = members[start : start + most]

@@ -63,14 +63,16 @@ class Vectorised:
         self.weighting, self.task = weighting, task
         self.stack = Stack(task, compile)
         self._ahead: tuple[int, list[Assignment]] | None = None
+        """The next round's work, planned while the device was still busy with the last."""
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
         work = self._planned(round)
         trial = Trial(self.algorithm, sent, buffers, self.store, work)
         (collected,) = self.stack.run([trial], on_client)
-        if self.task.device.type == "cuda":  # the device is still at work: plan the next round
+        if self.task.device.type == "cuda":
             self._ahead = (round + 1, self._planned(round + 1))
+            self.stack.prepare([self._ahead[1]])
         return collected
 
     def _planned(self, round: int) -> list[Assignment]:
@@ -93,6 +95,7 @@ class Stack:
         self.task = task
         self._plain = Functional(task, task.model)
         self._at_once: int | None = None
+        self._ready: tuple[list[list[Assignment]], tuple[Named, Schedule, Named]] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
         self._compiled = Compiled() if compile else None
         self._fused = Functional(task, with_stacked_convolutions(copy.deepcopy(task.model)))
@@ -101,7 +104,7 @@ class Stack:
         """One round of every trial's cohort, as many clients at once as fit."""
         cohort = len(trials[0].work)
         # The longest first, so that those who are still at work are always in front.
-        queues = [sorted(t.work, key=lambda w: -len(w.sizes)) for t in trials]
+        queues = [sorted(t.work, key=_longest_first) for t in trials]
         sums = [_Sum() for _ in trials]
         done = 0
         with torch.no_grad(), own_random_state(self.task.device):
@@ -159,14 +162,26 @@ class Stack:
             found.append(_Chunk(kept, of(mean), of(largest), sum(e.weight for e in trial.work)))
         return found
 
+    def prepare(self, work: Sequence[list[Assignment]]) -> None:
+        """Lays out this work on the device ahead of its round."""
+        queues = [sorted(w, key=_longest_first) for w in work]
+        self._ready = queues, self._laid_out(queues)
+
+    def _laid_out(self, work: Sequence[list[Assignment]]) -> tuple[Named, Schedule, Named]:
+        if self._ready is not None and all(map(_same, self._ready[0], work)):
+            ready, self._ready = self._ready[1], None
+            return ready
+        like = next(iter(self.task.params.values()))
+        batches, schedule = padded_batches(work)
+        return _moved(batches, like), schedule, _moved(padded_data(work), like)
+
     def _inputs(self, trials: Sequence[Trial]) -> tuple[dict[str, Any], "_Form"]:
         """All that differs between rounds as tensors; all that does not as a form."""
         device = self.task.device
         like = next(iter(self.task.params.values()))
         messages = [take_apart(t.sent, like) for t in trials]
         varied = _varied([t.algorithm for t in trials])
-        batches, schedule = padded_batches([t.work for t in trials])
-        data = padded_data([t.work for t in trials])
+        batches, schedule, data = self._laid_out([t.work for t in trials])
         ragged = "weights" in batches or "weights" in data
         if ragged and self.task.buffers:
             raise SettingError(
@@ -188,8 +203,8 @@ class Stack:
             },
             "buffers": {n: torch.stack([t.buffers[n] for t in trials]) for n in trials[0].buffers},
             "states": _stacked(states),
-            "batches": _moved(batches, like),
-            "data": _moved(data, like),
+            "batches": batches,
+            "data": data,
             "shares": (shares / shares.sum(dim=1, keepdim=True)).to(device),
         }
         _, together, flags = messages[0]
@@ -302,6 +317,14 @@ class _Sum:
         mean: Upload = self._mean.value
         moved = average_buffers(buffers, mean.buffers, self._largest)
         return Collected(mean.report, moved, mean.loss["loss"], self._states)
+
+
+def _longest_first(each: Assignment) -> int:
+    return -len(each.sizes)
+
+
+def _same(one: list[Assignment], two: list[Assignment]) -> bool:
+    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
 
 
 def _varied(algorithms: Sequence[Any]) -> dict[str, list[float]]:

@@ -73,9 +73,8 @@ def assignments(plan: Plan, round: int, augments: bool, weighting: str) -> list[
     found = []
     for client in plan.cohort(round):
         rows = plan.rows(round, client)
-        order, sizes = plan.order(round, client), plan.sizes(len(rows))
+        (order, keys), sizes = plan.steps(round, client), plan.sizes(len(rows))
         draws = plan.draws(round, client, len(order)) if augments else None
-        keys = plan.keys(round, client, len(sizes))
         weight = float(len(rows)) if weighting == "examples" else 1.0
         found.append(Assignment(client, rows, order, sizes, draws, keys, weight))
     return found
