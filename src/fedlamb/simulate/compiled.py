@@ -19,7 +19,9 @@ class Compiled:
 
     def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function gives; `key` tells apart functions that differ otherwise."""
-        tensors, structure = tree_flatten(arguments)
+        leaves, structure = tree_flatten(arguments)
+        # Views that share memory, such as a model sent to all, would be traced as what they are.
+        tensors = [leaf.contiguous() for leaf in leaves]
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
         if whole not in self._known:
             begun = time.perf_counter()
