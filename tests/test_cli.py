@@ -163,6 +163,30 @@ def test_report_is_redrawn_from_the_folder_alone(tmp_path):
     assert "mime" in done.stdout
 
 
+def test_a_sweep_gives_what_separate_runs_give_and_goes_on_where_it_was(tmp_path):
+    options = ("-m", "fed-lamb", *SMALL, "-g", "lr=0.03,0.1", "--seeds", "2")
+    done = command("sweep", *options, "-o", f"{tmp_path}/s")
+    assert done.returncode == 0, done.stderr
+    assert "4 trials of fed-lamb" in done.stdout
+    lines = [json.loads(t) for t in (tmp_path / "s/trials.jsonl").read_text().splitlines()]
+    assert [(line["values"]["lr"], line["seed"]) for line in lines] == [
+        (0.03, 0),
+        (0.03, 1),
+        (0.1, 0),
+        (0.1, 1),
+    ]
+    command("run", *SMALL, "-s", "algorithm.lr=0.1", "-s", "seed=1", "-o", f"{tmp_path}/r")
+    alone = [line["test_accuracy"] for line in results(tmp_path / "r")]
+    assert lines[3]["test_accuracy"] == pytest.approx(alone, abs=0.006)  # of 360 examples, two
+    log = tmp_path / "s/trials.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]) + '{"values": {"lr"')
+    again = command("sweep", *options, "-o", f"{tmp_path}/s")
+    assert "1 trials of fed-lamb" in again.stdout
+    other = command("sweep", *options, "--seeds", "3", "-o", f"{tmp_path}/s")
+    assert other.returncode == 2
+    assert "holds a sweep with other settings" in other.stderr
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "fedlamb", "run", *ENDLESS, "-o", f"{tmp_path}/r"],
@@ -269,6 +293,10 @@ def test_data_list_prepare_and_split(tmp_path):
 
 
 BAD_CALLS = {
+    "bad grid": (("sweep", "-g", "lr"), "--grid = 'lr': must be KEY=A,B,C"),
+    "bad value in a grid": (("sweep", "-g", "lr=0.1,-1"), "algorithms.fed-lamb.lr = -1: must be"),
+    "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': needs 10 GPUs"),
+    "no device": (("run", "--device", "tpu"), "engine.device = 'tpu': must be cpu, cuda or cuda:N"),
     "unknown data": (("data", "prepare", "mnits"), "data.name = 'mnits': is unknown; did you mean"),
     "unknown split": (("data", "split", "digits", "--kind", "x"), "split.kind = 'x': must be"),
     "split too fine": (("data", "split", "digits", "-n", "999"), "split.clients = 999: needs 1998"),

@@ -123,6 +123,10 @@ class Experiment(_Section):
             )
         return self.model_copy(update={"algorithms": {method: self.algorithms[method]}})
 
+    def with_method(self, method: str, table: Mapping[str, Any]) -> "Experiment":
+        """The same experiment with these hyper-parameters for a method."""
+        return self.model_copy(update={"algorithms": {**self.algorithms, method: dict(table)}})
+
     def complete(self) -> dict[str, Any]:
         """All settings as JSON-able values, every default written out."""
         full = self.model_dump(mode="json")

@@ -100,11 +100,11 @@ def compare(
 
     Example: fedlamb compare -m fed-lamb,fed-ams -s algorithms.fed-ams.lr=0.003
     """
-    experiment = load_experiment(preset, _with(changes or (), data_root, device, workers))
+    experiment = load_experiment(preset, with_options(changes or (), data_root, device, workers))
     chosen = [name.strip() for part in methods or () for name in part.split(",") if name.strip()]
     if chosen:
         experiment = _select(experiment, chosen)
-    _start(experiment, out or _new_folder(preset, "compare"))
+    _start(experiment, out or new_folder(preset, "compare"))
 
 
 def run(
@@ -137,9 +137,9 @@ def run(
         own + c.removeprefix("algorithm.") if c.startswith("algorithm.") else c
         for c in changes or ()
     ]
-    changed = _with(renamed, data_root, device, workers)
+    changed = with_options(renamed, data_root, device, workers)
     experiment = load_experiment(preset, changed).only(method)
-    _start(experiment, out or _new_folder(preset, method))
+    _start(experiment, out or new_folder(preset, method))
 
 
 def resume(
@@ -152,7 +152,7 @@ def resume(
 
     On the same machine with the same device and workers, that is; otherwise to rounding.
     """
-    experiment = _experiment_of(folder, _with((), data_root, device, workers))
+    experiment = _experiment_of(folder, with_options((), data_root, device, workers))
     with ExitStack() as held:
         if leads():
             held.enter_context(locked(folder))
@@ -168,7 +168,7 @@ def report(folder: Folder) -> None:
     _show(experiment, folder, _summaries(experiment, folder))
 
 
-def _with(
+def with_options(
     changes: Sequence[str], root: Path | None, device: str | None, workers: int | None
 ) -> list[str]:
     """The changes, and those that have options of their own."""
@@ -195,7 +195,8 @@ def _select(experiment: Experiment, methods: list[str]) -> Experiment:
     return experiment.model_copy(update={"algorithms": chosen})
 
 
-def _new_folder(preset: str, kind: str) -> Path:
+def new_folder(preset: str, kind: str) -> Path:
+    """A name under runs/ that no other run has."""
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{Path(preset).stem}-{kind}-{stamp}"
 

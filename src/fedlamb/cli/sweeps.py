@@ -1,0 +1,243 @@
+"""Sweeps: a grid of hyper-parameters and seeds, all trials of a method as one program."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..algorithms import ALGORITHMS
+from ..errors import SettingError, unknown_name
+from ..experiment import Experiment, build_algorithm, build_run, load_data, load_experiment
+from ..records import environment, locked, summary_of, write_json
+from ..report.table import percent
+from ..simulate.fit import Round
+from ..simulate.sweep import Point, Sweep
+from ..tasks.datasets import Dataset
+from .display import console, decoding
+from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options
+
+_SMALL = [0.0001, 0.0003, 0.0005, 0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1]
+_LARGE = [0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5]
+PAPER: dict[str, dict[str, list[float]]] = {
+    "fed-sgd": {"lr": _LARGE},
+    "adp-fed": {"lr": [*_SMALL, 0.3, 0.5], "server_lr": _SMALL},
+    "fed-ams": {"lr": _SMALL},
+    "fed-lamb": {"lr": _LARGE},
+    "mime": {"lr": _SMALL},
+    "mime-lamb": {"lr": _LARGE},
+}
+"""The paper's grids, without weight decay."""
+
+
+def sweep(
+    method: Annotated[
+        str, typer.Option("--method", "-m", help=f"One of {', '.join(ALGORITHMS)}.")
+    ] = "fed-lamb",
+    preset: Preset = "digits",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            "-g",
+            metavar="KEY=A,B,C",
+            help="Values of one hyper-parameter; may be repeated. By default the paper's grid.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, 2 and so on.")] = 1,
+    changes: Changes = None,
+    data_root: DataRoot = None,
+    device: Device = None,
+    out: Out = None,
+) -> None:
+    """Run a grid of hyper-parameters and seeds as one program on one device.
+
+    Results are those of separate runs. Prints the best points, by the mean over seeds of the best
+    test accuracy, and writes a folder with trials.jsonl, one line per trial. The same command
+    with the same --out goes on where it was broken off: finished trials are not run again.
+
+    Example: fedlamb sweep -m fed-lamb -g lr=0.01,0.03,0.1 -g weight_decay=0,0.01 --seeds 3
+    """
+    if method not in ALGORITHMS:
+        raise unknown_name("method", method, ALGORITHMS)
+    table = dict(_axis(text) for text in grid or ()) or PAPER[method]
+    settings = with_options(changes or (), data_root, device, None)
+    experiments = [load_experiment(preset, [*settings, f"seed={seed}"]) for seed in range(seeds)]
+    if method not in experiments[0].algorithms:
+        experiments = [e.with_method(method, _first(table)) for e in experiments]
+    folder = out or new_folder(preset, f"sweep-{method}")
+    points = [
+        (dict(zip(table, values, strict=True)), experiment)
+        for values in product(*table.values())
+        for experiment in experiments
+    ]
+    for values, experiment in points:  # everything that can be wrong is wrong at once
+        build_algorithm(method, {**experiment.algorithms[method], **values})
+    facts = {
+        "method": method,
+        "grid": table,
+        "seeds": seeds,
+        "settings": experiments[0].only(method).complete(),
+    }
+    _begin(folder, facts)
+    with locked(folder):
+        log = folder / "trials.jsonl"
+        done = _finished(log)
+        left = [p for p in points if _key(p[0], p[1].seed) not in done]
+        if left:
+            for line in _run(method, left):
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+        lines = list(_finished(log).values())
+    _show(method, list(table), lines)
+    console.print(f"Sweep folder: {folder}", soft_wrap=True)
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    key, equals, values = text.partition("=")
+    if not equals or not key or not values:
+        raise SettingError("--grid", text, "must be KEY=A,B,C, for example lr=0.01,0.03")
+    return key.strip(), [_value(part.strip()) for part in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _first(table: dict[str, list[Any]]) -> dict[str, Any]:
+    return {key: values[0] for key, values in table.items()}
+
+
+def _begin(folder: Path, facts: dict[str, Any]) -> None:
+    known = folder / "sweep.json"
+    if known.is_file():
+        if json.loads(known.read_text(encoding="utf-8")) != json.loads(json.dumps(facts)):
+            raise SettingError(
+                "out", str(folder), "holds a sweep with other settings; name a new folder"
+            )
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(
+            "out", str(folder), "exists already and is not overwritten; name a new folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "environment.json", environment())
+    write_json(known, facts)
+
+
+def _key(values: dict[str, Any], seed: int) -> str:
+    return json.dumps([values, seed])
+
+
+def _finished(log: Path) -> dict[str, dict[str, Any]]:
+    """The lines of all finished trials; one that a crash cut short is left out."""
+    found = {}
+    for text in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        found[_key(line["values"], line["seed"])] = line
+    return found
+
+
+def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterator[dict[str, Any]]:
+    """A line for each trial, once all are done."""
+    data: dict[int, Dataset] = {}
+    with decoding(points[0][1].data.name) as told:
+        for _, experiment in points:
+            if experiment.seed not in data:
+                same = data.get(0) if not experiment.data.validation else None
+                data[experiment.seed] = same or load_data(experiment, told)
+    trials = []
+    for values, experiment in points:
+        changed = experiment.with_method(method, {**experiment.algorithms[method], **values})
+        run = build_run(changed, method, data[experiment.seed])
+        trials.append(Point(values, experiment.seed, run))
+    rounds = trials[0].run.rounds
+    console.print(
+        f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
+    )
+    begun = time.perf_counter()
+    found: list[list[Round]] = [[] for _ in trials]
+    bars = Progress(
+        TextColumn(method),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("best {task.fields[best]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    with bars:
+        bar = bars.add_task("", total=rounds, best="")
+        for number, done in enumerate(Sweep(trials), 1):
+            for lines, one in zip(found, done, strict=True):
+                if one is not None:
+                    lines.append(one)
+            now = [one.metrics["test_accuracy"] for one in done if one is not None]
+            best = percent(max(now, default=None))
+            bars.update(bar, completed=number, best=best)
+            if not console.is_terminal and number % max(1, rounds // 10) == 0:
+                console.print(f"round {number}/{rounds}  best {best}")
+    seconds = time.perf_counter() - begun
+    for point, lines in zip(trials, found, strict=True):
+        table = [
+            {
+                "round": one.number,
+                **one.metrics,
+                "uplink_bytes": one.uplink_bytes,
+                "downlink_bytes": one.downlink_bytes,
+                "seconds": one.seconds,
+            }
+            for one in lines
+        ]
+        status = "diverged" if point.run.diverged else "finished"
+        summary = summary_of(method, status, points[0][1].target, table)  # type: ignore[arg-type]
+        yield {
+            "values": point.values,
+            "seed": point.seed,
+            **asdict(summary),
+            "test_accuracy": [line["test_accuracy"] for line in table],
+            "seconds_of_all": seconds,
+        }
+
+
+def _show(method: str, names: list[str], lines: list[dict[str, Any]]) -> None:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(json.dumps(line["values"]), []).append(line)
+    ranked = sorted(groups.values(), key=lambda g: -mean(_best(line) for line in g))
+    table = Table(title=f"{method}: the best of {len(groups)} points", title_justify="left")
+    for heading in (*names, "best", "final", "seeds"):
+        table.add_column(heading, justify="right")
+    for group in ranked[:10]:
+        best, final = (
+            [line[k] or 0.0 for line in group] for k in ("best_accuracy", "final_accuracy")
+        )
+        cells = [str(group[0]["values"][name]) for name in names]
+        diverged = any(line["status"] == "diverged" for line in group)
+        table.add_row(
+            *cells, _spread(best), "diverged" if diverged else _spread(final), str(len(group))
+        )
+    console.print(table)
+
+
+def _best(line: dict[str, Any]) -> float:
+    return line["best_accuracy"] or 0.0
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return percent(values[0])
+    return f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"
