@@ -1,6 +1,7 @@
 # make demo   environment, install, the six methods side by side, a table and report.html
 # make test   the whole test suite
 # make check  lint, format and types
+# make bench  other simulators beside this one (DATA=the folder that holds mnist/; an hour or so)
 # A second call starts at once.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ READY := .venv/.ready
 DEV := .venv/.ready-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test check bench format clean
 
 demo: $(READY)
 	$(BIN)/fedlamb compare
@@ -21,6 +22,9 @@ check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/simulators.py $(if $(DATA),--data-root $(DATA))
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

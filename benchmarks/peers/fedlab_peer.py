@@ -6,6 +6,7 @@ own data sets, none of which is used here; an empty module stands in for it, sin
 usual build does not load beside a PyTorch without CUDA.
 """
 
+# ruff: noqa: E402 - the stand-in comes before what imports it
 import random
 import sys
 import time

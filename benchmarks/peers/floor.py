@@ -1,4 +1,4 @@
-"""The floor of W1: its matrix products alone, from outputs that lie ready, and nothing else.
+"""The floor of W1: its matrix products alone, on numbers that lie ready, and nothing else.
 
 Per step: two forward products, two for the gradients of the weights, one for the gradient of the
 hidden layer; then the two products of the test pass. No batch is gathered, no bias, activation,
@@ -88,8 +88,7 @@ def main() -> None:
     args = workload.arguments()
     if args.workload != "W1":
         raise SystemExit("floor: only W1 has one")
-    with torch.no_grad():
-        both = [measure(2, 1, args.rounds), measure(1, 2, args.rounds)]
+    both = [measure(2, 1, args.rounds), measure(1, 2, args.rounds)]
     workload.report(min(both, key=median), [])
 
 

@@ -2,11 +2,13 @@
 
 Added here: the client's loop over sliced tensors, its data and model kept from client to client
 in each of Ray's processes. A round lasts from the end of the server's evaluation before it to the
-end of its own; what comes before the first round is reported as `startup`.
+end of its own; what comes before the first round is reported as `startup`. Ray starts its client
+processes, and each loads the data, within the first round.
 """
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 # Read when Flower and Ray are imported; Ray's processes inherit them.
@@ -70,7 +72,7 @@ def main() -> None:
         num_supernodes=workload.CLIENTS,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
+    seconds = [after - before for before, after in pairwise(times)]
     workload.report(seconds, accuracies, startup=times[0] - begun)
 
 

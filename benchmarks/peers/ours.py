@@ -1,8 +1,10 @@
-"""fedlamb through its command line, as a user runs it: checkpoints, metrics and summary included.
+"""fedlamb through its command line, as a user runs it.
 
 Reads the IDX files that lie beside the npz in `idx/`, keeps images as uint8 and normalises each
 batch in the round, which the other contestants do once before the first round. The seconds are
-those of the run folder's metrics.jsonl.
+those of the run folder's metrics.jsonl: training, mean and test pass, as with the others, but not
+the line of metrics and the checkpoint that are written after each round, which none of the others
+write.
 """
 
 import json
