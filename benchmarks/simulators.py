@@ -205,7 +205,7 @@ def measure(
         variables.pop("PYTHONPATH", None)
     options = ["--workload", workload, "--rounds", str(rounds), "--data", str(data)]
     script = HERE / "peers" / contestant.script
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         out, errors = Path(folder, "out"), Path(folder, "errors")
         with out.open("w") as stdout, errors.open("w") as stderr:
             process = subprocess.Popen(
@@ -214,7 +214,7 @@ def measure(
                 stdout=stdout,
                 stderr=stderr,
                 cwd=folder,
-                env=variables | contestant.variables,
+                env=variables | contestant.variables | {"TMPDIR": folder},
             )
         tree, begun = Tree(process.pid), time.monotonic()
         try:
