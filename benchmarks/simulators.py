@@ -229,7 +229,10 @@ def measure(
             process.wait()
         if process.returncode != 0:
             raise FailedError(reason(errors.read_text()))
-        result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+        try:
+            result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+        except (IndexError, json.JSONDecodeError) as error:
+            raise FailedError("ended without its line of results") from error
     return {**result, "whole_run": whole, "peak_bytes": tree.peak}
 
 
@@ -314,6 +317,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Makes what is missing, runs all in turn, prints the tables and writes the log."""
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # with what it had started
     pythons: dict[str | None, Path | FailedError] = {None: Path(sys.executable)}
     for name in args.only:
         environment = CONTESTANTS[name].environment
