@@ -40,9 +40,11 @@ class Loop:
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting, self.task = weighting, task
         self.gradients = Autograd(task, compile)
-        self._lanes = (
-            [_Lane(task.device) for _ in range(_LANES)] if task.device.type == "cuda" else []
-        )
+        lanes = 0
+        if task.device.type == "cuda":
+            large = sum(p.numel() for p in task.params.values()) >= _LARGE
+            lanes = 2 if large else 1
+        self._lanes = [_Lane(task.device) for _ in range(lanes)]
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
@@ -111,7 +113,7 @@ class Loop:
         return tree_map_all(torch.clone, outcome)  # type: ignore[no-any-return]
 
 
-_LANES = 2  # clients at once on a GPU: one alone leaves part of the card idle
+_LARGE = 1_000_000  # parameters; two such clients side by side fill a GPU better than one
 
 
 class _Lane:

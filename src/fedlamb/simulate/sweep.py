@@ -69,6 +69,7 @@ class Sweep(Iterator[list[Round | None]]):
     def __init__(self, points: Sequence[Point], compile: bool = False) -> None:
         self.points, self._compile = list(points), compile
         self._stacks: dict[Any, Stack] = {}
+        self._at_once: dict[Any, int] = {}
 
     def __iter__(self) -> "Sweep":
         return self
@@ -87,7 +88,8 @@ class Sweep(Iterator[list[Round | None]]):
             if kind[0] not in self._stacks:
                 self._stacks[kind[0]] = Stack(first.task, self._compile)
             stack = self._stacks[kind[0]]
-            most = _trials_at_once(first)
+            # Once for all: another number of trials is another program, to be compiled again.
+            most = self._at_once.setdefault(kind[0], _trials_at_once(first))
             for start in range(0, len(members), most):
                 some = members[start : start + most]
                 rounds = _advance(stack, [self.points[i].run for i in some])

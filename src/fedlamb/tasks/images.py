@@ -28,7 +28,7 @@ class Images:
         if draws is not None and self.crop > 0:
             images = _crop_and_flip(images, draws, self.crop)
         shift, scale = _shift_and_scale(self, dtype, images.device)
-        return (images.to(dtype) * scale).add_(shift)
+        return images.to(dtype, copy=True).mul_(scale).add_(shift)
 
 
 @lru_cache(maxsize=8)
