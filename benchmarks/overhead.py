@@ -78,7 +78,7 @@ def main() -> None:
         # Round 2 and its broadcast: the steady state, in which v_hat divides.
         next(run)
         sent = run.algorithm.broadcast(run.server)
-        return lambda: run._executor.run(2, sent, run.buffers) and None
+        return lambda: run._executor.run(2, sent, run.buffers, lambda done, cohort: None) and None
 
     jobs = {"bare": bare(task, same), "ready": ready(task, same)} | {
         name: executor(run) for name, run in runs.items()

@@ -168,6 +168,7 @@ def test_the_hub_is_read_as_local_files_are(tmp_path, monkeypatch):
     local = datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", from_the_hub)
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda path: ["train", "valid"])
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda self, path, timeout: None)
     check(fl.load_dataset("cifar10"))
     assert set(asked) == {("uoft-cs/cifar10", "train"), ("uoft-cs/cifar10", "valid")}
     asked.clear()

@@ -48,12 +48,15 @@ def layerwise_update(
 
 def trust_ratio(x_norm: Tensor, u_norm: Tensor, phi_min: Scalar, phi_max: Scalar) -> Tensor:
     """phi(|x|) / |u| with phi(z) = clip(z, phi_min, phi_max); 0 where |u| is 0."""
-    phi = torch.minimum(torch.maximum(x_norm, _as(x_norm, phi_min)), _as(x_norm, phi_max))
+    phi = _clip(x_norm, phi_min, phi_max)
     return torch.where(u_norm == 0, 0, phi / u_norm)
 
 
-def _as(like: Tensor, number: Scalar) -> Tensor:
-    return number if isinstance(number, Tensor) else like.new_full((), number)
+def _clip(z: Tensor, low: Scalar, high: Scalar) -> Tensor:
+    if isinstance(low, Tensor) or isinstance(high, Tensor):  # clamp takes no tensor beside a number
+        low, high = torch.as_tensor(low).to(z), torch.as_tensor(high).to(z)
+        return torch.minimum(torch.maximum(z, low), high)
+    return torch.clamp(z, min=low, max=high)
 
 
 def _norms(tree: Tree, members: list[list[str]]) -> Tensor:

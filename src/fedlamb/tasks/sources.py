@@ -87,9 +87,19 @@ class Source:
                 yield from _rows(reader, where)
 
     def check(self) -> None:
-        """Raises where the hub cannot be reached or does not have it."""
-        if self.layout == "hub":
-            _hub_split(self.place, "train")
+        """Raises where the hub cannot be reached or does not have it; asks once, quickly."""
+        if self.layout != "hub":
+            return
+        try:
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            raise SettingError("data", self.place, "needs: pip install 'fedlamb[data]'") from error
+        try:
+            HfApi().dataset_info(self.place, timeout=10)
+        except Exception as error:  # whatever the network has to say
+            raise SettingError(
+                "data", self.place, f"cannot be reached; {_first_line(error)}"
+            ) from error
 
     def count(self) -> int | None:
         """How many examples there are, where that is known before they are read."""
