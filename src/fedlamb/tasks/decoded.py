@@ -47,7 +47,7 @@ def load_decoded(source: Source, name: str, cache: Path, report: Report) -> Deco
     try:
         cache.mkdir(parents=True, exist_ok=True)
         # Another process may be making the same file: then this one waits for it.
-        with exclusive(cache / f".{path.name}.lock", wait=True):
+        with exclusive(cache / f"{path.name}.lock", wait=True):
             found = _read(path)
             if found is None:
                 remove_leftovers(path)
