@@ -21,19 +21,12 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from fedlamb.cli.sweeps import PAPER
 from fedlamb.experiment import build_run, load_experiment
 
-SMALL = [0.0001, 0.0003, 0.0005, 0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1]
-LARGE = [0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5]
 GRIDS: dict[str, list[dict[str, float]]] = {
-    "fed-sgd": [{"lr": lr} for lr in LARGE],
-    "adp-fed": [
-        {"lr": lr, "server_lr": server} for lr, server in product([*SMALL, 0.3, 0.5], SMALL)
-    ],
-    "fed-ams": [{"lr": lr} for lr in SMALL],
-    "fed-lamb": [{"lr": lr} for lr in LARGE],
-    "mime": [{"lr": lr} for lr in SMALL],
-    "mime-lamb": [{"lr": lr} for lr in LARGE],
+    method: [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    for method, grid in PAPER.items()
 }
 
 
