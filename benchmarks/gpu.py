@@ -1,10 +1,13 @@
 """One round of 25 clients on a GPU: MLP, CNN and ResNet-18 under Fed-LAMB, beside an eager loop.
 
-    python benchmarks/gpu.py [--only mlp,cnn,resnet18,sweep] [--profile] [--log FILE]
+    python benchmarks/gpu.py [--only mlp,cnn,resnet18,sweep] [--plain] [--profile] [--log FILE]
 
 MLP and CNN: 19 steps of 128 MNIST-sized images per client; ResNet-18: 16 steps of 128
 CIFAR-sized images in bf16. Random pixels. A round is timed from the call to the synchronised end,
-planning and server update included, and the evaluation of 128 examples. The sweep is 9 rates and
+planning and server update included, and the evaluation of 128 examples. The eager loop runs the
+same client rounds one after another without graphs; the floor is the products of matrices and the
+convolutions of such a round alone, forward and backward, on numbers that lie ready, as one graph:
+no batch, bias, activation, norm, loss, update or mean. The sweep is 9 rates and
 3 seeds of the CNN, 25 clients each, 50 rounds, from start to end with compilation.
 """
 
@@ -16,11 +19,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import fedlamb as fl
 from fedlamb.local_round import local_round
+from fedlamb.simulate.convolution import correlate, input_gradient, weight_gradient
 from fedlamb.simulate.loop import Autograd
 from fedlamb.simulate.work import assignments
 from fedlamb.tasks.images import Batch
@@ -97,6 +102,96 @@ def eager_loop(name: str) -> Callable[[], None]:
     return once
 
 
+def floor(name: str) -> Callable[[], None]:
+    """The products of a round alone."""
+    _, steps, _, _ = WORK[name]
+    if name == "resnet18":
+        one, times = _one_by_one(), CLIENTS * steps
+    else:
+        one, times = (_stacked_mlp() if name == "mlp" else _stacked_cnn()), steps
+    one()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            one()
+
+    def once() -> None:
+        for _ in range(times // steps):
+            graph.replay()
+
+    return once
+
+
+def _linear(inputs: int, outputs: int, first: bool) -> Callable[[], None]:
+    x, w, dy = (
+        torch.randn(CLIENTS, *shape, device="cuda")
+        for shape in ((128, inputs), (outputs, inputs), (128, outputs))
+    )
+
+    def products() -> None:
+        torch.bmm(x, w.mT)
+        torch.bmm(dy.mT, x)
+        if not first:
+            torch.bmm(dy, w)
+
+    return products
+
+
+def _stacked_mlp() -> Callable[[], None]:
+    layers = [_linear(784, 200, first=True), _linear(200, 10, first=False)]
+    return lambda: [layer() for layer in layers] and None
+
+
+def _stacked_cnn() -> Callable[[], None]:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(CLIENTS, *shape, device="cuda")
+
+    x1, w1, y1 = normal(128, 1, 28, 28), normal(10, 1, 5, 5), normal(128, 10, 24, 24)
+    x2, w2, y2 = normal(128, 10, 12, 12), normal(20, 10, 5, 5), normal(128, 20, 8, 8)
+    linear = [_linear(320, 50, first=False), _linear(50, 10, first=False)]
+
+    def products() -> None:
+        correlate(x1, w1, 1)
+        weight_gradient(x1, y1, 5, 5, 1)
+        correlate(x2, w2, 1)
+        weight_gradient(x2, y2, 5, 5, 1)
+        input_gradient(y2, w2, 12, 12, 1)
+        for layer in linear:
+            layer()
+
+    return products
+
+
+def _one_by_one() -> Callable[[], None]:
+    """The convolutions of one ResNet-18, in bf16, channels last."""
+    model = build_model("resnet18", (3, 32, 32), 10).cuda()
+    found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int], list[int]]] = []
+
+    def note(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        ready = [
+            t.detach().to(torch.bfloat16, memory_format=torch.channels_last)
+            for t in (inputs[0], module.weight, output)
+        ]
+        found.append((*ready, list(module.stride), list(module.padding)))
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        model(torch.randn(128, 3, 32, 32, device="cuda"))
+
+    def products() -> None:
+        for number, (x, w, y, stride, padding) in enumerate(found):
+            torch.nn.functional.conv2d(x, w, None, stride, padding)
+            torch.ops.aten.convolution_backward(
+                *(y, x, w, None, stride, padding, [1, 1], False, [0, 0], 1),
+                [number > 0, True, False],
+            )
+
+    return products
+
+
 def timed(once: Callable[[], object], repeats: int, warm: int) -> list[float]:
     """Seconds of each repeat."""
     found = []
@@ -118,53 +213,51 @@ def main() -> None:
     arguments.add_argument("--plain", action="store_true", help="without compilation")
     arguments.add_argument("--log", type=Path)
     given = arguments.parse_args()
-    results = []
+    results: list[dict[str, Any]] = []
+
+    def note(name: str, how: str, seconds: list[float]) -> None:
+        memory = torch.cuda.max_memory_allocated() / 2**30
+        results.append({"model": name, "how": how, "seconds": seconds, "GiB": memory})
+        low, middle, high = (1e3 * f(seconds) for f in (min, statistics.median, max))
+        spread = f"(n = {len(seconds)}, {low:.2f} to {high:.2f})"
+        print(f"{name:9} {how:21} {middle:9.2f} ms {spread} {memory:.2f} GiB", flush=True)
+        if given.log:
+            facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            given.log.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
     for name in given.only.split(","):
         if name == "sweep":
             seconds = sweep()
-            results.append({"model": "cnn", "how": "sweep of 27, compiled", "seconds": seconds})
-            print(
-                f"sweep of 27 CNN federations, 50 rounds: {sum(seconds):.1f} s in all", flush=True
-            )
+            note("cnn", "sweep of 27, compiled", seconds)
+            print(f"sweep of 27 CNN federations, 50 rounds: {sum(seconds):.1f} s in all")
             continue
         repeats = WORK[name][3]
+        note(name, "floor", timed(floor(name), repeats, warm=2))
+        note(name, "eager loop", timed(eager_loop(name), 2, warm=1))
         executor = "loop" if name == "resnet18" else "vectorised"
         for compile in (False,) if given.plain else (False, True):
             run = federation(name, executor, compile)
-            torch.cuda.reset_peak_memory_stats()
             seconds = timed(lambda run=run: next(run), repeats, warm=3)
-            memory = torch.cuda.max_memory_allocated() / 2**30
-            how = f"{executor}, compiled" if compile else executor
-            results.append({"model": name, "how": how, "seconds": seconds, "GiB": memory})
-            print(
-                f"{name:9} {how:21} {1e3 * statistics.median(seconds):9.2f} ms "
-                f"(n = {repeats}, {1e3 * min(seconds):.2f} to {1e3 * max(seconds):.2f}) "
-                f"{memory:.2f} GiB",
-                flush=True,
-            )
+            note(name, f"{executor}, compiled" if compile else executor, seconds)
             if given.profile:
-                python = cProfile.Profile()
-                python.runcall(next, run)
-                pstats.Stats(python).sort_stats("tottime").print_stats(25)
-                with torch.profiler.profile() as profile:
-                    next(run)
-                    torch.cuda.synchronize()
-                print(
-                    profile.key_averages().table(
-                        sort_by="cuda_time_total", row_limit=14, max_name_column_width=70
-                    )
-                )
+                show_profile(run)
             del run
-            torch.cuda.empty_cache()
-        seconds = timed(eager_loop(name), 2, warm=1)
-        results.append({"model": name, "how": "eager loop", "seconds": seconds})
-        print(
-            f"{name:9} {'eager loop':21} {1e3 * statistics.median(seconds):9.2f} ms (n = 2)",
-            flush=True,
-        )
-    if given.log:
-        facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-        given.log.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+
+
+def show_profile(run: fl.Run) -> None:
+    """One round: time in Python, and kernel by kernel."""
+    python = cProfile.Profile()
+    python.runcall(next, run)
+    pstats.Stats(python).sort_stats("cumtime").print_stats(30)
+    with torch.profiler.profile() as profile:
+        next(run)
+        torch.cuda.synchronize()
+    kernels = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
+    print(f"{sum(k.self_device_time_total for k in kernels) / 1e3:10.2f} ms in kernels")
+    for k in kernels[:25]:
+        print(f"{k.self_device_time_total / 1e3:10.2f} ms {k.count:7} times  {k.key[:90]}")
 
 
 if __name__ == "__main__":

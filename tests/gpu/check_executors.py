@@ -2,7 +2,7 @@
 
     python tests/gpu/check_executors.py
 
-float64 to 1e-9 against the CPU's loop, ragged clients included; float32 to rounding. The loop and
+First the kernels of stacked convolutions alone, against torch's in float64. Then float64 to 1e-9 against the CPU's loop, ragged clients included; float32 to rounding. The loop and
 the vectorised executor both replay CUDA graphs here.
 """
 
@@ -15,7 +15,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "src"))
 
+from torch.nn import functional as F  # noqa: N812
+
 import fedlamb as fl
+from fedlamb.simulate.convolution import correlate, input_gradient, weight_gradient
 from fedlamb.tasks.models import build_model
 
 METHODS = [
@@ -39,8 +42,39 @@ def start(method, model, executor, device, dtype, clients):
     )
 
 
+def check_convolutions():
+    """Forward and both gradients, of sizes that fill no tile."""
+    draw = torch.Generator().manual_seed(0)
+    for tf32, tolerance in ((True, 5e-3), (False, 5e-6)):
+        torch.backends.cudnn.allow_tf32 = tf32
+        worst = 0.0
+        for n, c, h, w, o, down, across, stride in (
+            (7, 1, 28, 28, 10, 5, 5, 1),
+            (5, 10, 12, 12, 20, 5, 5, 1),
+            (3, 20, 9, 8, 40, 3, 2, 2),
+            (2, 33, 7, 7, 70, 1, 1, 1),
+        ):
+            images = torch.randn(3, n, c, h, w, generator=draw, dtype=torch.float64)
+            weights = torch.randn(3, o, c, down, across, generator=draw, dtype=torch.float64)
+            x, k = (t.clone().requires_grad_() for t in (images, weights))
+            y = torch.stack([F.conv2d(a, b, stride=stride) for a, b in zip(x, k, strict=True)])
+            dy = torch.randn(y.shape, generator=draw, dtype=torch.float64)
+            y.backward(dy)
+            xs, ks, dys = (t.float().cuda() for t in (images, weights, dy))
+            for found, expected in (
+                (correlate(xs, ks, stride), y),
+                (input_gradient(dys, ks, h, w, stride), x.grad),
+                (weight_gradient(xs, dys, down, across, stride), k.grad),
+            ):
+                gap = (found.cpu().double() - expected).abs().max() / expected.abs().max()
+                worst = max(worst, float(gap))
+        print(f"convolutions, allow_tf32={tf32}: {worst:.1e} of the largest")
+        assert worst < tolerance, worst
+
+
 def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    check_convolutions()
     torch.backends.cudnn.allow_tf32 = False
     equal = fl.iid(240, 8)
     ragged = fl.dirichlet(torch.arange(240) % 4, 8, 0.5, balanced=False)

@@ -1,6 +1,7 @@
 """`fit`: a federation as an iterator of rounds."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -189,7 +190,9 @@ class Run(Iterator[Round]):
         cohort = self.plan.cohort(number)
         beside = nbytes(self.buffers)
         up = len(cohort) * (uplink_bytes(collected.report) + beside)
-        down = sum(downlink_bytes(sent, self.store.versions(c)) + beside for c in cohort)
+        # Many clients hold the same versions.
+        held = Counter(tuple(self.store.versions(client).items()) for client in cohort)
+        down = sum(n * (downlink_bytes(sent, dict(v)) + beside) for v, n in held.items())
         metrics = {"train_loss": float(collected.loss), **measured}
         self.server, self.buffers, self.number = server, collected.buffers, number
         self.store.commit(collected.states, cohort, kept_versions(sent))

@@ -1,6 +1,7 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class Loop:
         lanes = 0
         if task.device.type == "cuda":
             large = sum(p.numel() for p in task.params.values()) >= _LARGE
-            lanes = 2 if large else 1
+            lanes = 4 if large else 1
         self._lanes = [_Lane(task.device) for _ in range(lanes)]
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
@@ -102,18 +103,19 @@ class Loop:
             )
 
         inputs = {
-            "state": state,
-            "sent": message.tensors,
+            "state": tree_map_all(self.task.laid_out, state),
+            "sent": [self.task.laid_out(t) for t in message.tensors],
             "buffers": buffers,
             "data": _on(device, Batch(each.rows)),
             "batches": [_on(device, batch) for batch in each.batches()],
         }
         outcome: Outcome = replayed(message.flags, program, program, inputs)
         # The next client's round will be written over this one's.
-        return tree_map_all(torch.clone, outcome)  # type: ignore[no-any-return]
+        plain = partial(torch.clone, memory_format=torch.contiguous_format)
+        return tree_map_all(plain, outcome)  # type: ignore[no-any-return]
 
 
-_LARGE = 1_000_000  # parameters; two such clients side by side fill a GPU better than one
+_LARGE = 1_000_000  # parameters; four such clients side by side fill a GPU better than one
 
 
 class _Lane:
@@ -191,9 +193,9 @@ class Autograd:
         loss = self.task.loss(self.task.outputs(self._call, x, batch.draws), y)
         gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)
         of = {
-            # None where this loss does not reach the parameter. The layout is always the plain
-            # one, as in a checkpoint, so that a resumed run sums in the same order.
-            name: torch.zeros_like(params[name]) if g is None else g.contiguous()
+            # None where this loss does not reach the parameter. The layout is always that of the
+            # parameters, so that a resumed run sums in the same order.
+            name: torch.zeros_like(params[name]) if g is None else _laid_out_like(params[name], g)
             for name, g in zip(params, gradient, strict=True)
         }
         return of, loss.detach()
@@ -201,7 +203,7 @@ class Autograd:
     def _load(self, buffers: Tree) -> Tree:
         if not self._owners:
             return buffers
-        now = {name: b.clone() for name, b in (self._afresh | buffers).items()}
+        now = _copies(self._afresh | buffers)
         for name, (module, attribute) in self._owners.items():
             module._buffers[attribute] = now[name]
         return {name: now[name] for name in buffers}
@@ -221,6 +223,22 @@ class Autograd:
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
+
+
+def _laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_like(like).copy_(tensor)
+
+
+def _copies(tensors: Tree) -> Tree:
+    """Numbers of one kind in one call; a call for each takes longer."""
+    found: Tree = {}
+    for dtype in {t.dtype for t in tensors.values()}:
+        some = {n: t for n, t in tensors.items() if t.dtype == dtype}
+        whole = [t.clone() for t in some.values()] if dtype == torch.bool else None
+        found |= zip(some, whole or torch._foreach_mul(list(some.values()), 1), strict=True)
+    return {name: found[name] for name in tensors}
 
 
 def _on(device: torch.device, batch: Batch) -> dict[str, Tensor]:

@@ -13,8 +13,8 @@ from ..errors import SettingError
 from ..tasks.task import Task
 from .fit import Round, Run, fit
 from .messages import take_apart
-from .vectorised import Stack, Trial
-from .work import assignments
+from .vectorised import Family, Stack, Trial
+from .work import Assignment, assignments
 
 
 class Point(NamedTuple):
@@ -69,7 +69,11 @@ class Sweep(Iterator[list[Round | None]]):
     def __init__(self, points: Sequence[Point], compile: bool = False) -> None:
         self.points, self._compile = list(points), compile
         self._stacks: dict[Any, Stack] = {}
-        self._at_once: dict[Any, int] = {}
+        self._most: dict[Any, int] = {}
+        self._sizes: dict[Any, int] = {}
+        self._families: dict[Any, Family] = {}
+        self._planned: dict[Any, list[Assignment]] = {}
+        """What clients do in this round and the next, once for all trials of a seed."""
 
     def __iter__(self) -> "Sweep":
         return self
@@ -88,39 +92,72 @@ class Sweep(Iterator[list[Round | None]]):
             if kind[0] not in self._stacks:
                 self._stacks[kind[0]] = Stack(first.task, self._compile)
             stack = self._stacks[kind[0]]
-            # Once for all: another number of trials is another program, to be compiled again.
-            most = self._at_once.setdefault(kind[0], _trials_at_once(first))
-            for start in range(0, len(members), most):
-                some = members[start : start + most]
-                rounds = _advance(stack, [self.points[i].run for i in some])
-                for i, done in zip(some, rounds, strict=True):
+            for some in self._chunks(kind, first, members):
+                rounds = self._advance(
+                    stack, self._family(kind), [self.points[i].run for i in some]
+                )
+                for i, done in zip(some, rounds, strict=False):  # the rest are fillers
                     found[i] = done
         return found
 
+    def _chunks(self, kind: Any, first: Run, members: list[int]) -> list[list[int]]:
+        """As many trials at once as fit, the same number in each chunk.
 
-def _advance(stack: Stack, runs: Sequence[Run]) -> list[Round]:
-    """One round of these runs, together."""
-    begun = time.perf_counter()
-    with torch.no_grad():
-        sent = [run.algorithm.broadcast(run.server) for run in runs]
-        trials = [
-            Trial(run.algorithm, message, run.buffers, run.store, _work(run))
-            for run, message in zip(runs, sent, strict=True)
-        ]
-        collected = stack.run(trials, lambda done, cohort: None)
-        servers = [
-            run.algorithm.server_update(run.server, c.report)
-            for run, c in zip(runs, collected, strict=True)
-        ]
-    after = [(s.params, c.buffers) for s, c in zip(servers, collected, strict=True)]
-    measured = runs[0].task.evaluate_many(after)
-    seconds = (time.perf_counter() - begun) / len(runs)
-    parts = zip(runs, sent, collected, servers, measured, strict=True)
-    return [run.close(m, c, s, found, seconds) for run, m, c, s, found in parts]
+        The number stays while more than half of its places are taken, since another one is
+        another program, to be compiled and recorded again. A place left empty by a trial that
+        has diverged is filled by one that has not, for nothing.
+        """
+        place = kind[0]
+        if place not in self._most:
+            self._most[place] = _trials_at_once(first)
+        size = self._sizes.get(kind)
+        if size is None or 2 * len(members) <= size:
+            chunks = -(-len(members) // self._most[place])
+            self._sizes[kind] = size = -(-len(members) // chunks)
+        cut = [members[i : i + size] for i in range(0, len(members), size)]
+        return [some + some[:1] * (size - len(some)) for some in cut]
 
+    def _family(self, kind: Any) -> Family:
+        """The same in every round and chunk, whatever trials are left."""
+        if kind not in self._families:
+            alike = [p.run.algorithm for p in self.points if _kind(p.run)[:3] == kind[:3]]
+            self._families[kind] = Family.of(alike)
+        return self._families[kind]
 
-def _work(run: Run) -> list[Any]:
-    return assignments(run.plan, run.number + 1, run.task.augments, run.weighting)
+    def _advance(self, stack: Stack, family: Family, runs: Sequence[Run]) -> list[Round]:
+        """One round of these runs, together; of a run that fills places, only its first counts."""
+        begun = time.perf_counter()
+        with torch.no_grad():
+            sent = [run.algorithm.broadcast(run.server) for run in runs]
+            trials = [
+                Trial(run.algorithm, message, run.buffers, run.store, self._work(run, 1))
+                for run, message in zip(runs, sent, strict=True)
+            ]
+            collected = stack.run(trials, lambda done, cohort: None, family)
+            servers = [
+                run.algorithm.server_update(run.server, c.report)
+                for run, c in zip(runs, collected, strict=True)
+            ]
+        # Planned while the device is still busy.
+        ahead = [self._work(run, 2) for run in runs if run.number + 1 < run.rounds]
+        if len(ahead) == len(runs) == len(self.points):
+            stack.prepare(ahead)
+        after = [(s.params, c.buffers) for s, c in zip(servers, collected, strict=True)]
+        measured = stack.evaluate(after)
+        own = list(dict.fromkeys(runs))
+        seconds = (time.perf_counter() - begun) / len(own)
+        parts = zip(own, sent, collected, servers, measured, strict=False)
+        return [run.close(m, c, s, found, seconds) for run, m, c, s, found in parts]
+
+    def _work(self, run: Run, ahead: int) -> list[Assignment]:
+        """What the run's clients do in the round that comes next, or in one after it."""
+        plan, number = run.plan, run.number + ahead
+        key = (id(plan.clients), plan.seed, plan.fraction, plan.batch_size, plan.epochs)
+        whole = (*key, run.weighting, number)
+        if whole not in self._planned:
+            self._planned = {k: v for k, v in self._planned.items() if k[-1] >= number - 1}
+            self._planned[whole] = assignments(plan, number, run.task.augments, run.weighting)
+        return self._planned[whole]
 
 
 def _kind(run: Run) -> tuple[Any, ...]:

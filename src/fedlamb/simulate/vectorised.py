@@ -47,6 +47,23 @@ class Trial(NamedTuple):
     work: list[Assignment]
 
 
+class Family(NamedTuple):
+    """Algorithms of one kind that differ in some numbers."""
+
+    algorithm: AnyAlgorithm
+    """One of them."""
+    varied: tuple[str, ...]
+    """The fields in which they differ."""
+
+    @staticmethod
+    def of(algorithms: Sequence[Any]) -> "Family":
+        """The smallest that holds all of these."""
+        first, *rest = algorithms
+        names = [f.name for f in fields(first)]
+        varied = [n for n in names if any(getattr(a, n) != getattr(first, n) for a in rest)]
+        return Family(first, tuple(varied))
+
+
 class Vectorised:
     """Runs a cohort as one batched program, as many clients at once as fit the memory."""
 
@@ -69,7 +86,7 @@ class Vectorised:
         """One round of the plan's cohort; changes nothing but what it returns."""
         work = self._planned(round)
         trial = Trial(self.algorithm, sent, buffers, self.store, work)
-        (collected,) = self.stack.run([trial], on_client)
+        (collected,) = self.stack.run([trial], on_client, Family(self.algorithm, ()))
         if self.task.device.type == "cuda":
             self._ahead = (round + 1, self._planned(round + 1))
             self.stack.prepare([self._ahead[1]])
@@ -93,15 +110,16 @@ class Stack:
                 f"works in float32, and precision is {task.precision!r}; use executor='loop'",
             )
         self.task = task
-        self._plain = Functional(task, task.model)
+        model = copy.deepcopy(task.model)
+        self._gradients = Functional(task, with_stacked_convolutions(model))
         self._at_once: int | None = None
         self._ready: tuple[list[list[Assignment]], tuple[Named, Schedule, Named]] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
         self._compiled = Compiled() if compile else None
-        self._fused = Functional(task, with_stacked_convolutions(copy.deepcopy(task.model)))
 
-    def run(self, trials: Sequence[Trial], on_client: OnClient) -> list[Collected]:
-        """One round of every trial's cohort, as many clients at once as fit."""
+    def run(self, trials: Sequence[Trial], on_client: OnClient, family: Family) -> list[Collected]:
+        """One round of every trial's cohort, as many clients at once as fit; the trials'
+        algorithms are of this family."""
         cohort = len(trials[0].work)
         # The longest first, so that those who are still at work are always in front.
         queues = [sorted(t.work, key=_longest_first) for t in trials]
@@ -115,7 +133,7 @@ class Stack:
                     for t, q in zip(trials, queues, strict=True)
                 ]
                 try:
-                    found = self._together(part)
+                    found = self._together(part, family)
                 except torch.OutOfMemoryError as error:
                     self._at_once = self._halved(count, error)
                     continue
@@ -140,9 +158,9 @@ class Stack:
         print(f"fedlamb: {said}", file=sys.stderr)
         return count // 2
 
-    def _together(self, trials: Sequence[Trial]) -> list["_Chunk"]:
+    def _together(self, trials: Sequence[Trial], family: Family) -> list["_Chunk"]:
         """These clients in one program."""
-        inputs, form = self._inputs(trials)
+        inputs, form = self._inputs(trials, family)
         plain = partial(self._program, form, None)
         if self._replayed is None:
             outputs = (
@@ -162,6 +180,10 @@ class Stack:
             found.append(_Chunk(kept, of(mean), of(largest), sum(e.weight for e in trial.work)))
         return found
 
+    def evaluate(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, float]]:
+        """What the task measures of these (params, buffers), all at once."""
+        return self.task.evaluate_many(states, self._gradients.model)
+
     def prepare(self, work: Sequence[list[Assignment]]) -> None:
         """Lays out this work on the device ahead of its round."""
         queues = [sorted(w, key=_longest_first) for w in work]
@@ -175,12 +197,12 @@ class Stack:
         batches, schedule = padded_batches(work)
         return _moved(batches, like), schedule, _moved(padded_data(work), like)
 
-    def _inputs(self, trials: Sequence[Trial]) -> tuple[dict[str, Any], "_Form"]:
+    def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], "_Form"]:
         """All that differs between rounds as tensors; all that does not as a form."""
         device = self.task.device
         like = next(iter(self.task.params.values()))
         messages = [take_apart(t.sent, like) for t in trials]
-        varied = _varied([t.algorithm for t in trials])
+        varied = {n: [getattr(t.algorithm, n) for t in trials] for n in family.varied}
         batches, schedule, data = self._laid_out([t.work for t in trials])
         ragged = "weights" in batches or "weights" in data
         if ragged and self.task.buffers:
@@ -208,13 +230,13 @@ class Stack:
             "shares": (shares / shares.sum(dim=1, keepdim=True)).to(device),
         }
         _, together, flags = messages[0]
-        return inputs, _Form(trials[0].algorithm, together, flags, structure, schedule)
+        return inputs, _Form(family.algorithm, together, flags, structure, schedule)
 
     def _program(
         self, form: "_Form", compiled: "Compiled | None", inputs: dict[str, Any]
     ) -> tuple[Any, Upload, Tree]:
         """Pure tensors in and out, with axes (trials, clients, ...)."""
-        gradients = self._plain if compiled is None else self._fused
+        gradients = self._gradients
         of_trials = inputs["varied"], inputs["sent"], inputs["buffers"]
 
         def each(function: Callable[..., Any], of_trials: Any, *of_clients: Any) -> Any:
@@ -325,16 +347,6 @@ def _longest_first(each: Assignment) -> int:
 
 def _same(one: list[Assignment], two: list[Assignment]) -> bool:
     return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
-
-
-def _varied(algorithms: Sequence[Any]) -> dict[str, list[float]]:
-    """The numbers in which the algorithms of the trials differ."""
-    found = {}
-    for field in fields(algorithms[0]):
-        values = [getattr(a, field.name) for a in algorithms]
-        if any(value != values[0] for value in values):
-            found[field.name] = values
-    return found
 
 
 def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -101,8 +101,12 @@ class Task:
         total = crew.total(found) if crew else found
         return {name: float(value) for name, value in total.items()}
 
-    def evaluate_many(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, float]]:
-        """The same for several (params, buffers) at once."""
+    def evaluate_many(
+        self, states: Sequence[tuple[Tree, Tree]], model: nn.Module | None = None
+    ) -> list[dict[str, float]]:
+        """The same for several (params, buffers) at once; `model`: another way to write it."""
+        model = model or self.model
+        model.eval()
         stacked = {
             name: torch.stack([{**params, **buffers}[name] for params, buffers in states])
             for name in {**states[0][0], **states[0][1]}
@@ -111,9 +115,7 @@ class Task:
         def measured(x: Tensor, y: Tensor) -> dict[str, Tensor]:
             def one(state: Tree) -> dict[str, Tensor]:
                 now = {name: t.clone() for name, t in state.items()}
-                outputs = self.outputs(
-                    lambda inputs: functional_call(self.model, now, (inputs,)), x
-                )
+                outputs = self.outputs(lambda inputs: functional_call(model, now, (inputs,)), x)
                 return self._scores(outputs, y)
 
             return vmap(one, randomness="same")(stacked)
@@ -167,6 +169,12 @@ class Task:
         with torch.autocast(self.device.type, torch.bfloat16):
             found = model(x)
         return found.to(self._dtype) if isinstance(found, Tensor) else found
+
+    def laid_out(self, parameter: Tensor) -> Tensor:
+        """A parameter, or what belongs to one, as convolutions take it fastest."""
+        if self._channels_last and parameter.dim() == 4:
+            return parameter.contiguous(memory_format=torch.channels_last)
+        return parameter
 
     @property
     def augments(self) -> bool:
