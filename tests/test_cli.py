@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedlamb as fl
+from fedlamb.experiment import build_run, load_experiment
 from fedlamb.records import RunFolder
 from formats import pictures, write_idx
 
@@ -342,3 +343,28 @@ def test_help_is_worth_reading():
         text = command(name, "--help").stdout
         assert len(text) > 300, name
     assert command("--version").stdout.strip() == fl.__version__
+
+
+def test_the_number_of_workers_is_measured_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedlamb.cli import workers
+
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    experiment = load_experiment("digits", ["federation.rounds=1"])
+    federation = build_run(experiment, "fed-sgd")
+    before = torch.get_num_threads()
+    number, why = workers.best_number(federation, 1)
+    assert number == 1  # seconds of starting for a fraction of a second of work
+    assert re.fullmatch(r"estimated for the whole: 1: \d+ s, 2: \d+ s", why)
+    assert torch.get_num_threads() == before
+    assert federation.number == 0
+    monkeypatch.setattr(workers, "_START", -100.0)
+    assert workers.best_number(federation, 1)[0] == 2
+    monkeypatch.setattr(workers, "_START", 5.0)
+    out = tmp_path / "run"
+    done = command("run", "-w", "auto", *SMALL, "-o", str(out))
+    assert "Workers: 1 (" in done.stdout
+    assert json.loads((out / "settings.json").read_text())["engine"]["workers"] == 1
+    wrong = command("run", "-w", "none", "-o", str(tmp_path / "other"))
+    assert "must be a whole number from 1 on, or 'auto'" in wrong.stderr

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from .algorithms import ALGORITHMS
 from .errors import SettingError, unknown_key, unknown_name
@@ -87,14 +88,25 @@ class Federation(_Section):
     weighting: Weighting = "uniform"
 
 
+def _number_of_workers(value: Any) -> Any:
+    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise PydanticCustomError("workers", "must be a whole number from 1 on, or 'auto'")
+    return value
+
+
+Workers = Annotated[int | Literal["auto"], BeforeValidator(_number_of_workers)]
+
+
 class Engine(_Section):
     """Where and how it runs; this does not change a result, except for rounding."""
 
     device: str = "auto"
     """cpu, cuda, cuda:N, or a GPU where there is one."""
     executor: ExecutorName = "auto"
-    workers: Count = 1
-    """Processes that share the clients of a round."""
+    workers: Workers = 1
+    """Processes that share the clients of a round; auto: as many as a measurement finds best."""
+    compile: bool = False
+    """Whether local steps are compiled first."""
 
 
 class Experiment(_Section):
@@ -223,6 +235,7 @@ def build_run(experiment: Experiment, method: str, data: Dataset | None = None) 
         clients=build_clients(experiment.split, data, seed),
         seed=seed,
         executor=experiment.engine.executor,
+        compile=experiment.engine.compile,
         **experiment.federation.model_dump(),
     )
 

@@ -36,7 +36,7 @@ from ..simulate.crew import Crew, CrewError
 from ..simulate.fit import Run
 from ..tasks.datasets import Dataset
 from .display import console, decoding, progress, stop_after_round
-from .workers import crew_of, leads
+from .workers import best_number, crew_of, leads
 
 Preset = Annotated[
     str,
@@ -72,8 +72,13 @@ Device = Annotated[
     typer.Option("--device", help="cpu, cuda or cuda:N; by default a GPU where there is one."),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option("--workers", "-w", help="Processes that share the clients; by default one."),
+    str | None,
+    typer.Option(
+        "--workers",
+        "-w",
+        help="Processes that share the clients, by default one; auto: the number that a short "
+        "measurement finds fastest.",
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder made by run or compare.")]
 
@@ -157,7 +162,10 @@ def resume(
         if leads():
             held.enter_context(locked(folder))
         data = _data(experiment)
-        held.enter_context(crew_of(experiment.engine.workers))
+        count = experiment.engine.workers
+        if count == "auto":
+            raise SettingError("workers", count, "must be a number for a run that goes on")
+        held.enter_context(crew_of(count))
         _carry_out(experiment, folder, data)
 
 
@@ -169,7 +177,7 @@ def report(folder: Folder) -> None:
 
 
 def with_options(
-    changes: Sequence[str], root: Path | None, device: str | None, workers: int | None
+    changes: Sequence[str], root: Path | None, device: str | None, workers: str | None
 ) -> list[str]:
     """The changes, and those that have options of their own."""
     found = list(changes)
@@ -178,7 +186,8 @@ def with_options(
     if device is not None:
         found.append(f"engine.device={json.dumps(device)}")
     if workers is not None:
-        found.append(f"engine.workers={workers}")
+        number = workers if workers.lstrip("-").isdigit() else json.dumps(workers)  # or auto
+        found.append(f"engine.workers={number}")
     return found
 
 
@@ -211,17 +220,22 @@ def _start(experiment: Experiment, folder: Path) -> None:
         raise SettingError(
             "out", str(folder), "exists already and is not overwritten; name a new folder"
         )
-    settings = experiment.complete()
     # Everything that can be wrong with the settings is wrong before anything is written.
     data = _data(experiment)
-    for method in experiment.algorithms:
-        build_run(experiment, method, data)
+    built = [build_run(experiment, method, data) for method in experiment.algorithms]
+    workers = experiment.engine.workers
+    if workers == "auto":
+        workers, why = best_number(built[0], len(built))
+        console.print(f"Workers: {workers} ({why})")
+        engine = experiment.engine.model_copy(update={"workers": workers})
+        experiment = experiment.model_copy(update={"engine": engine})
+    settings = experiment.complete()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         if (folder / "settings.json").exists():  # another process was faster
             raise SettingError("out", str(folder), "exists already; name a new folder")
         write_json(folder / "settings.json", settings)
-        with crew_of(experiment.engine.workers):
+        with crew_of(workers):
             Crew.join(device_of(experiment.engine)).told(str(folder.absolute()))
             _carry_out(validate(settings), folder, data)
     return None

@@ -5,10 +5,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from ..local_round import local_round
+from ..randomness import own_random_state
+from ..simulate.fit import Run
+from ..simulate.loop import Autograd
+from ..simulate.work import assignments
+from ..tasks.images import Batch
 
 
 def leads() -> bool:
@@ -54,6 +62,45 @@ def crew_of(workers: int) -> Iterator[None]:
             other.wait()
         os.environ.clear()
         os.environ.update(before)
+
+
+def best_number(run: Run, runs: int) -> tuple[int, str]:
+    """How many workers would end so many runs like this one soonest, and why.
+
+    Some steps are timed with the threads that each worker would have. More workers than one must
+    make up for the seconds that they take to start.
+    """
+    cores = os.cpu_count() or 1
+    if run.task.device.type != "cpu" or run.executor != "loop" or cores == 1:
+        return 1, "more do not help here"
+    work = assignments(run.plan, 1, run.task.augments, run.weighting)
+    rounds = sum(len(each.sizes) for each in work) * run.rounds * runs
+    batches = work[0].batches()[:_STEPS]
+    gradients, threads = Autograd(run.task), torch.get_num_threads()
+    sent = run.algorithm.broadcast(run.server)
+    seconds = {}
+    workers = 1
+    while workers <= min(cores, len(work)):
+        torch.set_num_threads(max(1, cores // workers))
+        found = []
+        for _ in range(1 + _REPEATS):
+            begun = time.perf_counter()
+            state = run.store.state(work[0].client)
+            with own_random_state(run.task.device):
+                data = Batch(work[0].rows)
+                local_round(run.algorithm, gradients, state, sent, run.buffers, data, batches)
+            found.append(time.perf_counter() - begun)
+        each = min(found[1:]) / len(batches)
+        seconds[workers] = each * rounds / workers + (_START if workers > 1 else 0)
+        workers *= 2
+    torch.set_num_threads(threads)
+    best = min(seconds, key=lambda n: seconds[n])
+    said = ", ".join(f"{n}: {s:.0f} s" for n, s in seconds.items())
+    return best, f"estimated for the whole: {said}"
+
+
+_STEPS, _REPEATS = 4, 3  # that are timed
+_START = 5.0  # seconds until workers have loaded torch and the data
 
 
 def follow_quietly() -> None:
