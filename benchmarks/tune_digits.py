@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from fedlamb.cli.sweeps import PAPER
 from fedlamb.experiment import build_run, load_experiment
+from fedlamb.reproduce.panels import PAPER
 
 GRIDS: dict[str, list[dict[str, float]]] = {
     method: [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]

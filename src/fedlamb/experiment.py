@@ -206,22 +206,22 @@ def load_data(experiment: Experiment, report: Report = lambda done, total: None)
     )
 
 
-def build_run(experiment: Experiment, method: str, data: Dataset | None = None) -> Run:
-    """The federation of one method. Methods share data, split, start and cohorts.
+def build_task(experiment: Experiment, data: Dataset | None = None) -> Task:
+    """Data and starting model of all methods of a seed.
 
     `data` is what `load_data` gives, for a caller that has it already.
     """
     data = data or load_data(experiment)
-    model, seed = experiment.model, experiment.seed
+    model = experiment.model
     start = build_model(
         model.name,
         tuple(data.train[0].shape[1:]),
         len(data.names),
         hidden=model.hidden,
         norm=model.norm,
-        seed=seed,
+        seed=experiment.seed,
     ).to(device_of(experiment.engine))
-    task = Task(
+    return Task(
         start,
         data.train,
         data.test,
@@ -229,11 +229,29 @@ def build_run(experiment: Experiment, method: str, data: Dataset | None = None) 
         inputs=data.inputs,
         precision=model.precision,
     )
+
+
+def build_run(
+    experiment: Experiment,
+    method: str,
+    data: Dataset | None = None,
+    task: Task | None = None,
+    clients: Rows | PerRound | None = None,
+) -> Run:
+    """The federation of one method. Methods share data, split, start and cohorts.
+
+    `data`, `task` and `clients` are for a caller that has them already.
+    """
+    if data is None and (task is None or clients is None):
+        data = load_data(experiment)
+    if clients is None:
+        assert data is not None
+        clients = build_clients(experiment.split, data, experiment.seed)
     return fit(
         build_algorithm(method, experiment.algorithms[method]),
-        task,
-        clients=build_clients(experiment.split, data, seed),
-        seed=seed,
+        task or build_task(experiment, data),
+        clients=clients,
+        seed=experiment.seed,
         executor=experiment.engine.executor,
         compile=experiment.engine.compile,
         **experiment.federation.model_dump(),

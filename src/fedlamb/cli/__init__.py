@@ -11,7 +11,7 @@ from ..algorithms import ALGORITHMS
 from ..errors import SettingError
 from ..experiment import presets
 from ..simulate.crew import CrewError
-from . import data, runs, sweeps
+from . import data, reproduce, runs, sweeps
 from .workers import follow_quietly, leads
 
 app = typer.Typer(
@@ -22,7 +22,14 @@ app = typer.Typer(
     help="Layer-wise adaptive federated learning: Fed-LAMB, Mime-LAMB and the methods beside them."
     f"\n\nMethods: {', '.join(ALGORITHMS)}. Presets: {', '.join(presets())}.",
 )
-for function in (runs.compare, runs.run, sweeps.sweep, runs.resume, runs.report):
+for function in (
+    runs.compare,
+    runs.run,
+    sweeps.sweep,
+    runs.resume,
+    runs.report,
+    reproduce.reproduce,
+):
     app.command()(function)
 app.add_typer(data.app, name="data")
 

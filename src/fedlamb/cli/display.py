@@ -70,6 +70,12 @@ class Shown:
         self._name, self._total = method, rounds
         self._bars.add_task(method, total=rounds, completed=done, accuracy="", now="")
 
+    def rounds(self, done: int, best: float | None) -> None:
+        """So many rounds of trials are done."""
+        self._bars.update(self._bars.task_ids[-1], completed=done, accuracy=percent(best), now="")
+        if not console.is_terminal and done % max(1, self._total // 5) == 0:
+            console.print(f"{self._name:16} round {done}/{self._total}  best {percent(best)}")
+
     def client(self, done: int, cohort: int) -> None:
         """Some clients of the round are done; after the last one the model is tested."""
         now = f"client {done}/{cohort}" if done < cohort else "testing"

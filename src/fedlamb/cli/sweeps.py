@@ -15,26 +15,13 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
-from ..experiment import Experiment, build_algorithm, build_run, load_data, load_experiment
+from ..experiment import Experiment, build_algorithm, load_experiment
 from ..records import environment, locked, summary_of, write_json
 from ..report.table import percent
-from ..simulate.fit import Round
-from ..simulate.sweep import Point, Sweep
-from ..tasks.datasets import Dataset
+from ..reproduce.panels import PAPER
+from ..reproduce.trials import build_points, run_together
 from .display import console, decoding
 from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options
-
-_SMALL = [0.0001, 0.0003, 0.0005, 0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1]
-_LARGE = [0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5]
-PAPER: dict[str, dict[str, list[float]]] = {
-    "fed-sgd": {"lr": _LARGE},
-    "adp-fed": {"lr": [*_SMALL, 0.3, 0.5], "server_lr": _SMALL},
-    "fed-ams": {"lr": _SMALL},
-    "fed-lamb": {"lr": _LARGE},
-    "mime": {"lr": _SMALL},
-    "mime-lamb": {"lr": _LARGE},
-}
-"""The paper's grids, without weight decay."""
 
 
 def sweep(
@@ -153,23 +140,13 @@ def _finished(log: Path) -> dict[str, dict[str, Any]]:
 
 def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterator[dict[str, Any]]:
     """A line for each trial, once all are done."""
-    data: dict[int, Dataset] = {}
     with decoding(points[0][1].data.name) as told:
-        for _, experiment in points:
-            if experiment.seed not in data:
-                same = data.get(0) if not experiment.data.validation else None
-                data[experiment.seed] = same or load_data(experiment, told)
-    trials = []
-    for values, experiment in points:
-        changed = experiment.with_method(method, {**experiment.algorithms[method], **values})
-        run = build_run(changed, method, data[experiment.seed])
-        trials.append(Point(values, experiment.seed, run))
+        trials = build_points(method, points, told)
     rounds = trials[0].run.rounds
     console.print(
         f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
     )
     begun = time.perf_counter()
-    found: list[list[Round]] = [[] for _ in trials]
     bars = Progress(
         TextColumn(method),
         BarColumn(),
@@ -181,27 +158,15 @@ def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterat
     )
     with bars:
         bar = bars.add_task("", total=rounds, best="")
-        for number, done in enumerate(Sweep(trials), 1):
-            for lines, one in zip(found, done, strict=True):
-                if one is not None:
-                    lines.append(one)
-            now = [one.metrics["test_accuracy"] for one in done if one is not None]
-            best = percent(max(now, default=None))
-            bars.update(bar, completed=number, best=best)
-            if not console.is_terminal and number % max(1, rounds // 10) == 0:
-                console.print(f"round {number}/{rounds}  best {best}")
+
+        def on_round(number: int, total: int, best: float | None) -> None:
+            bars.update(bar, completed=number, best=percent(best))
+            if not console.is_terminal and number % max(1, total // 10) == 0:
+                console.print(f"round {number}/{total}  best {percent(best)}")
+
+        found = run_together(trials, on_round)
     seconds = time.perf_counter() - begun
-    for point, lines in zip(trials, found, strict=True):
-        table = [
-            {
-                "round": one.number,
-                **one.metrics,
-                "uplink_bytes": one.uplink_bytes,
-                "downlink_bytes": one.downlink_bytes,
-                "seconds": one.seconds,
-            }
-            for one in lines
-        ]
+    for point, table in zip(trials, found, strict=True):
         status = "diverged" if point.run.diverged else "finished"
         summary = summary_of(method, status, points[0][1].target, table)  # type: ignore[arg-type]
         yield {

@@ -61,6 +61,16 @@ class Dataset(NamedTuple):
         kept, aside = hold_out(len(y), share, seed)
         return self._replace(train=(x[kept], y[kept]), validation=(x[aside], y[aside]), rows=kept)
 
+    def to(self, device: torch.device) -> "Dataset":
+        """The same on a device, for many tasks that share it."""
+        train, test, aside = (
+            None if pair is None else (pair[0].to(device), pair[1].to(device))
+            for pair in (self.train, self.test, self.validation)
+        )
+        assert train is not None
+        assert test is not None
+        return self._replace(train=train, test=test, validation=aside)
+
     def column(self, name: str) -> list[object]:
         """One more column of the training rows, such as the writer of each digit."""
         if self.source is None:

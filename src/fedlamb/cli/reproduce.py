@@ -1,0 +1,226 @@
+"""The paper's figures, by one command."""
+
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from ..errors import SettingError, unknown_name
+from ..files import exclusive
+from ..records import environment
+from ..report.table import percent
+from ..reproduce.panels import METHODS, Panel, panels_of
+from ..reproduce.results import Line, Results, choose, of_curve
+from ..reproduce.study import (
+    Group,
+    Wanted,
+    experiment_of,
+    next_groups,
+    run_group,
+    tuned_values,
+)
+from ..reproduce.trials import build_points
+from ..simulate.work import assignments
+from .display import console, decoding, progress
+from .runs import DataRoot, Device
+
+
+def reproduce(
+    figure: Annotated[
+        str,
+        typer.Argument(
+            metavar="FIGURE",
+            help="fig2 (IID), fig3 (non-IID), fig4 (ResNet-18), table1, fig5 (lazy "
+            "synchronisation), fig6 (n = 200), the studies eps, first-round, allocation and norm, "
+            "or all.",
+        ),
+    ],
+    panel: Annotated[
+        str | None, typer.Option("--panel", help="One panel of it, such as mnist-mlp-1.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "-m", help="Comma-separated; by default all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, 2 and so on.")] = 3,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="By default the paper's: 50, or 100.")
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Tune on the paper's grids, even where tuned rates come along."
+        ),
+    ] = False,
+    select: Annotated[
+        Literal["test", "validation"],
+        typer.Option(
+            help="Rates chosen by best test accuracy, as in the paper, or by the last accuracy on "
+            "a twelfth of the training set that is held out."
+        ),
+    ] = "test",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run, and for how long.")
+    ] = False,
+    results: Annotated[
+        Path, typer.Option(help="Where finished trials are kept, and looked for.")
+    ] = Path("paper/results"),
+    data_root: DataRoot = None,
+    device: Device = None,
+) -> None:
+    """Reproduce the paper's figures: run what is not done yet, and print the table.
+
+    Finished trials lie in the results folder, a line each, and are never run again; after a kill,
+    the same command goes on to the same table. Where no tuned rates come along, the paper's grids
+    are searched first.
+
+    Example: fedlamb reproduce fig2 --panel mnist-mlp-1 --seeds 1 --rounds 10
+    """
+    panels = panels_of(figure, panel)
+    chosen = [name.strip() for name in (methods or "").split(",") if name.strip()]
+    for name in chosen:
+        if name not in METHODS:
+            raise unknown_name("--methods", name, METHODS)
+    place = Results(results)
+    engine = {
+        "device": device or "auto",
+        "root": None if data_root is None else str(data_root.absolute()),
+    }
+    wanted = [_wanted(p, chosen, rounds, seeds, select, tune) for p in panels]
+    wanted = [w for w in wanted if w.curves]
+    if dry_run:
+        _say_what(wanted, place, engine)
+        return
+    results.mkdir(parents=True, exist_ok=True)
+    try:
+        with exclusive(results / ".lock", wait=False):
+            for one in wanted:
+                _run(one, place, engine)
+                _show(one, place)
+    except BlockingIOError:
+        raise SettingError("results", str(results), "is in use by another process") from None
+    console.print(f"Results: {results}", soft_wrap=True)
+
+
+def _wanted(
+    panel: Panel,
+    methods: list[str],
+    rounds: int | None,
+    seeds: int,
+    select: Literal["test", "validation"],
+    tune: bool,
+) -> Wanted:
+    curves = tuple(c for c in panel.curves if not methods or c.method in methods)
+    unknown = any(tuned_values(panel, curve, select) is None for curve in curves)
+    search = panel.tuned_as is None and (tune or unknown)
+    return Wanted(panel, curves, rounds or panel.rounds, seeds, select, search)
+
+
+def _run(wanted: Wanted, place: Results, engine: dict[str, str | None]) -> None:
+    console.print(f"{wanted.panel.title} ({wanted.panel.id})")
+    with decoding(wanted.panel.settings["data"]["name"]) as told, progress() as shown:
+        begun = ""
+
+        def on_round(name: str, done: int, total: int, best: float | None) -> None:
+            nonlocal begun
+            if name != begun:
+                begun = name
+                shown.begin(name, total, 0)
+            shown.rounds(done, best)
+
+        while groups := next_groups(wanted, place):
+            for group in groups:
+                begun = ""
+                run_group(wanted, group, place, engine, on_round, told)
+
+
+def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, str | None]) -> None:
+    """Trials that can be told now, their steps, and an estimate from two rounds of each panel."""
+    table = Table(title="To be run", title_justify="left")
+    for heading in ("panel", "method", "stage", "trials", "rounds", "local steps", "at most"):
+        table.add_column(heading, justify="left" if heading in ("panel", "method") else "right")
+    total = 0.0
+    for one in wanted:
+        each: tuple[int, float] | None = None
+        for group in next_groups(one, place):
+            each = each or _measured(one, group, engine)
+            steps = len(group.points) * group.rounds * each[0]
+            seconds = len(group.points) * group.rounds * each[1]
+            total += seconds
+            trials = str(len(group.points))
+            cells = (one.panel.id, group.method, group.stage, trials, str(group.rounds))
+            table.add_row(*cells, f"{steps:,}", _time(seconds))
+    console.print(table)
+    console.print(
+        f"At most {_time(total)} on {environment()['gpu'] or 'this CPU'}, trial by trial; together "
+        "on a GPU they take less. What tuning finds best follows under all seeds."
+    )
+
+
+def _measured(wanted: Wanted, group: Group, engine: dict[str, str | None]) -> tuple[int, float]:
+    """Local steps of a round, and its seconds."""
+    values, seed = group.points[0]
+    experiment = experiment_of(wanted.panel, group, seed, wanted.select, engine)
+    with decoding(experiment.data.name) as told:
+        ((_, _, run),) = build_points(group.method, [(values, experiment)], told)
+    next(run)
+    begun = time.perf_counter()
+    if run.rounds > 1:
+        next(run)
+    seconds = time.perf_counter() - begun
+    work = assignments(run.plan, 1, run.task.augments, run.weighting)
+    return sum(len(each.sizes) for each in work), seconds
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _show(wanted: Wanted, place: Results) -> None:
+    table = Table(title=wanted.panel.title, title_justify="left")
+    headings = ("method", "rates", "best", "final", "rounds to 90 %", "seeds", "tuning runs")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("method", "rates") else "right")
+    trials = place.trials(wanted.panel)
+    for curve in wanted.curves:
+        lines = of_curve(trials, curve, wanted.select)
+        choice = choose(lines, wanted.rounds, wanted.select)
+        if choice is None:
+            continue
+        own = [x for x in lines if x["values"] == choice.values and x["rounds"] == wanted.rounds]
+        own = [x for x in own if x["seed"] < wanted.seeds]
+        rates = ", ".join(f"{k}={v}" for k, v in choice.values.items() if k not in curve.fixed)
+        tuning = str(choice.runs) if choice.tried > 1 else "-"
+        table.add_row(
+            curve.label,
+            rates,
+            spread([max(_known(x), default=0.0) for x in own]),
+            spread([(_known(x) or [0.0])[-1] for x in own]),
+            _rounds_to(own, 0.9),
+            str(len(own)),
+            tuning,
+        )
+    console.print(table)
+
+
+def _known(line: Line) -> list[float]:
+    return [a for a in line["test_accuracy"] if a is not None]
+
+
+def _rounds_to(lines: list[Line], target: float) -> str:
+    """The first round in which the mean over seeds is there."""
+    for number, now in enumerate(zip(*(line["test_accuracy"] for line in lines), strict=False), 1):
+        if None not in now and mean(now) >= target:
+            return str(number)
+    return "-"
+
+
+def spread(values: list[float]) -> str:
+    """Mean and sample standard deviation."""
+    if len(values) == 1:
+        return percent(values[0])
+    return f"{100 * mean(values):.2f} ± {100 * stdev(values):.2f} %"

@@ -1,0 +1,217 @@
+"""A panel's trials: which there are, which are left, and how they are run.
+
+Tuning is successive halving in two stages. First, every point of the paper's grid under one seed
+for a fifth of the rounds. Then the three best, and every other within half a percentage point of
+the best (six at most), under all seeds for all rounds; the one with the best mean is chosen.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+from ..errors import SettingError
+from ..experiment import Experiment, validate
+from ..tasks.decoded import Report
+from .panels import PANELS, Curve, Panel
+from .results import DIGITS, Line, Results, choose, key_of, of_curve, score
+from .trials import Told, build_points, run_alone, run_together
+
+Select = Literal["test", "validation"]
+SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
+_KEPT, _NEAR, _MOST = 3, 0.005, 6
+
+
+class Wanted(NamedTuple):
+    """What of a panel is to be run."""
+
+    panel: Panel
+    curves: tuple[Curve, ...]
+    rounds: int
+    seeds: int
+    select: Select
+    tune: bool
+
+
+class Group(NamedTuple):
+    """Trials of one method that can run together."""
+
+    method: str
+    rounds: int
+    points: list[tuple[dict[str, Any], int]]
+    """(values, seed)"""
+    stage: str
+
+
+def horizon(rounds: int) -> int:
+    """The rounds of tuning's first stage."""
+    return max(2, rounds // 5)
+
+
+def survivors(lines: Sequence[Line], select: str) -> list[dict[str, Any]]:
+    """The points that go on to the second stage."""
+    ranked = sorted(lines, key=lambda line: -score(line, select))
+    best = score(ranked[0], select)
+    near = [line for line in ranked if score(line, select) >= best - _NEAR]
+    count = min(_MOST, max(_KEPT, len(near)))
+    return [line["values"] for line in ranked[:count]]
+
+
+def next_groups(wanted: Wanted, results: Results) -> list[Group]:
+    """What can be run now and is not done; more may follow from it."""
+    done = results.trials(wanted.panel)
+    found = []
+    for curve in wanted.curves:
+        stages = _stages(wanted, curve, done)
+        for stage, rounds, points in stages:
+            left = [
+                (values, seed)
+                for values, seed in points
+                if _key(curve.method, values, seed, rounds, wanted.select) not in done
+            ]
+            if left:
+                found.append(Group(curve.method, rounds, left, stage))
+                break  # what comes after depends on it
+    return found
+
+
+def _stages(
+    wanted: Wanted, curve: Curve, done: Mapping[str, Line]
+) -> Iterator[tuple[str, int, list[tuple[dict[str, Any], int]]]]:
+    seeds = range(wanted.seeds)
+    if not wanted.tune:
+        known = tuned_values(wanted.panel, curve, wanted.select)
+        if known is None:
+            source = wanted.panel.tuned_as or wanted.panel.id
+            right = f"has no tuned rates yet; fedlamb reproduce {source.replace('/', ' --panel ')} "
+            raise SettingError("panel", wanted.panel.id, f"{right}--tune finds them")
+        yield "final", wanted.rounds, [(known, seed) for seed in seeds]
+        return
+    grid, short = curve.grid(), horizon(wanted.rounds)
+    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    if short < wanted.rounds and len(points) > 1:
+        yield "grid", short, [(values, 0) for values in points]
+        keys = {_key(curve.method, values, 0, short, wanted.select) for values in points}
+        first = [line for key, line in done.items() if key in keys]
+        points = survivors(first, wanted.select)
+    yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
+
+
+def _key(method: str, values: dict[str, Any], seed: int, rounds: int, select: str) -> str:
+    trial = {"method": method, "values": values, "seed": seed}
+    return key_of({**trial, "rounds": rounds, "select": select})
+
+
+def run_group(
+    wanted: Wanted,
+    group: Group,
+    results: Results,
+    engine: Mapping[str, Any],
+    told: Callable[[str, int, int, float | None], None],
+    decoded: Report,
+) -> None:
+    """Runs the trials that are left of a group and writes their lines."""
+    panel = wanted.panel
+    experiments = {
+        seed: experiment_of(panel, group, seed, wanted.select, engine)
+        for seed in {seed for _, seed in group.points}
+    }
+    points = build_points(
+        group.method, [(values, experiments[seed]) for values, seed in group.points], decoded
+    )
+    first = points[0].run
+    settings = {**experiments[min(experiments)].model_dump(mode="json"), "algorithms": {}}
+    settings["data"]["root"] = None  # where it lay is nobody's business
+    session = results.begin(panel, settings)
+
+    def keep(number: int, lines: list[Line]) -> None:
+        values, seed = group.points[number]
+        results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
+
+    if first.task.device.type == "cuda" and first.executor == "vectorised":
+        name = f"{group.method} × {len(points)}"
+        lines = run_together(points, lambda *now: told(name, *now))
+        for number, rounds in enumerate(lines):
+            keep(number, rounds)
+        return
+    for number, point in enumerate(points):
+        values, seed = group.points[number]
+        key = _key(group.method, values, seed, group.rounds, wanted.select)
+        partial = results.folder / "partial" / f"{panel.figure}-{panel.name}-{_short(key)}"
+        name = f"{group.method} {number + 1}/{len(points)}"
+        alone: Told = lambda *now, name=name: told(name, *now)  # noqa: E731
+        keep(number, run_alone(point, partial, alone))
+
+
+def experiment_of(
+    panel: Panel, group: Group, seed: int, select: str, engine: Mapping[str, Any]
+) -> Experiment:
+    """The panel's settings for these trials."""
+    table = json.loads(json.dumps(panel.settings))
+    root = engine.get("root")
+    table["data"] |= {"root": root} if root else {}
+    if select == "validation":
+        table["data"]["validation"] = SHARE
+    table["federation"]["rounds"] = group.rounds
+    table |= {"title": panel.title, "seed": seed, "engine": {"device": engine["device"]}}
+    return validate({**table, "algorithms": {group.method: group.points[0][0]}})
+
+
+def _trial(
+    group: Group, values: dict[str, Any], seed: int, select: str, lines: list[Line], session: int
+) -> Line:
+    names = ["test_accuracy", "train_loss", *(["validation_accuracy"] if select != "test" else [])]
+    kept = {name: [_rounded(line[name]) for line in lines] for name in names}
+    return {
+        "method": group.method,
+        "values": values,
+        "seed": seed,
+        "rounds": group.rounds,
+        "select": select,
+        "stage": group.stage,
+        "status": "finished" if len(lines) == group.rounds else "diverged",
+        **{name: kept.get(name, []) for name in ("test_accuracy", "train_loss")},
+        **(
+            {"validation_accuracy": kept.get("validation_accuracy", [])} if select != "test" else {}
+        ),
+        "uplink_bytes": sum(line["uplink_bytes"] for line in lines),
+        "downlink_bytes": sum(line["downlink_bytes"] for line in lines),
+        "seconds": round(sum(line["seconds"] for line in lines), 3),
+        "session": session,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, DIGITS)
+
+
+def _short(key: str) -> str:
+    """A name for a folder, the same for the same trial."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def tuned_values(panel: Panel, curve: Curve, select: str) -> dict[str, Any] | None:
+    """The rates that tuning chose for a curve, as they come with the package."""
+    table = json.loads(files(__package__).joinpath("tuned.json").read_text(encoding="utf-8"))
+    like = Curve(curve.method) if panel.tuned_as else curve
+    found = table.get(panel.tuned_as or panel.id, {}).get(select, {}).get(like.label)
+    return None if found is None else {**found, **curve.fixed}
+
+
+def tuned_table(results: Results) -> dict[str, Any]:
+    """What `tuned.json` holds, made from results: panel -> how it was chosen -> curve -> values."""
+    table: dict[str, Any] = {}
+    for panel in PANELS:
+        if panel.tuned_as:
+            continue
+        trials = results.trials(panel)
+        for select in ("test", "validation"):
+            for curve in panel.curves:
+                choice = choose(of_curve(trials, curve, select), panel.rounds, select)
+                if choice is not None:
+                    of = table.setdefault(panel.id, {}).setdefault(select, {})
+                    of[curve.label] = choice.values
+    return table

@@ -1,0 +1,88 @@
+"""Trials: points of a grid under seeds, as runs that share data, model and splits."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..experiment import (
+    Experiment,
+    build_clients,
+    build_run,
+    build_task,
+    device_of,
+    load_data,
+)
+from ..records import RunFolder, conduct
+from ..simulate.fit import Round
+from ..simulate.sweep import Point, Sweep
+from ..tasks.decoded import Report
+
+Told = Callable[[int, int, float | None], None]
+"""Rounds done, rounds in all, best accuracy so far."""
+Line = dict[str, Any]
+
+
+def build_points(
+    method: str,
+    points: Sequence[tuple[dict[str, Any], Experiment]],
+    decoded: Report = lambda done, total: None,
+) -> list[Point]:
+    """A run for each (values, experiment); the experiments differ in their seeds alone."""
+    plain = None if points[0][1].data.validation else load_data(points[0][1], decoded)
+    there = None if plain is None else plain.to(device_of(points[0][1].engine))
+    shared: dict[int, tuple[Any, Any]] = {}
+    found = []
+    for values, experiment in points:
+        if experiment.seed not in shared:
+            data = plain or load_data(experiment, decoded)  # what is held out depends on the seed
+            task = build_task(experiment, there or data.to(device_of(experiment.engine)))
+            clients = build_clients(experiment.split, data, experiment.seed)
+            shared[experiment.seed] = task, clients
+        task, clients = shared[experiment.seed]
+        table = {**experiment.algorithms.get(method, {}), **values}
+        changed = experiment.with_method(method, table)
+        run = build_run(changed, method, task=task, clients=clients)
+        found.append(Point(values, experiment.seed, run))
+    return found
+
+
+def run_together(points: Sequence[Point], told: Told) -> list[list[Line]]:
+    """The lines of all rounds of each trial, run as one program."""
+    found: list[list[Line]] = [[] for _ in points]
+    best: float | None = None
+    for number, done in enumerate(Sweep(points), 1):
+        for lines, one in zip(found, done, strict=True):
+            if one is not None:
+                lines.append(_line(one))
+                best = max(best or 0.0, one.metrics["test_accuracy"])
+        told(number, points[0].run.rounds, best)
+    return found
+
+
+def run_alone(point: Point, partial: Path, told: Told) -> list[Line]:
+    """The same for one trial; its rounds are kept in a folder until it is done."""
+    folder = RunFolder(partial)
+    if not folder.journal.exists():
+        folder.create({"values": point.values, "seed": point.seed})
+    best: float | None = None
+
+    def on_round(done: Round) -> None:
+        nonlocal best
+        best = max(best or 0.0, done.metrics["test_accuracy"])
+        told(done.number, point.run.rounds, best)
+
+    conduct(point.run, folder, on_round, stop=lambda: False)
+    lines = folder.metrics()
+    shutil.rmtree(partial)
+    return lines
+
+
+def _line(done: Round) -> Line:
+    return {
+        "round": done.number,
+        **done.metrics,
+        "uplink_bytes": done.uplink_bytes,
+        "downlink_bytes": done.downlink_bytes,
+        "seconds": done.seconds,
+    }

@@ -1,0 +1,174 @@
+"""Reproduction: panels as the paper has them, tuning by its stated rule, results that last."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlamb.cli import app
+from fedlamb.errors import SettingError
+from fedlamb.experiment import validate
+from fedlamb.reproduce import panels, study
+from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
+from fedlamb.reproduce.results import Results, choose, of_curve
+from fedlamb.reproduce.study import Wanted, horizon, next_groups, survivors
+
+ENGINE = {"device": "cpu", "root": None}
+
+
+def test_every_panel_has_valid_settings_and_the_papers_protocol() -> None:
+    assert len({panel.id for panel in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        for curve in panel.curves:
+            values = {key: options[0] for key, options in curve.grid().items()}
+            validate({**panel.settings, "algorithms": {curve.method: values}})
+    assert [p.name for p in panels_of("fig2")] == [p.name for p in panels_of("fig3")]
+    assert {p.settings["split"]["kind"] for p in panels_of("fig2")} == {"iid"}
+    assert {p.settings["split"]["kind"] for p in panels_of("fig3")} == {"shards"}
+    lazy = panels_of("fig5", "mnist-cnn-lazy")[0]
+    assert [c.fixed["sync_every"] for c in lazy.curves] == [1, 3, 5, 1, 3, 5]
+    many = panels_of("fig6")[0].settings
+    assert (many["split"]["clients"], many["federation"]["batch_size"]) == (200, 64)
+    assert panels_of("table1") == panels_of("fig4")
+    resnet = panels_of("fig4")[0]
+    assert resnet.rounds == 100
+    assert all(c.fixed["schedule"] == {"after": [30, 70]} for c in resnet.curves)
+
+
+def test_the_grids_are_the_papers() -> None:
+    sizes = dict.fromkeys(panels.METHODS, 1)
+    for method in sizes:
+        for values in Curve(method).grid().values():
+            sizes[method] *= len(values)
+    assert sizes == {
+        "fed-sgd": 9, "fed-ams": 10, "mime": 10, "adp-fed": 120, "fed-lamb": 27, "mime-lamb": 27
+    }  # fmt: skip
+
+
+def test_a_wrong_name_is_told() -> None:
+    with pytest.raises(SettingError, match="fig2"):
+        panels_of("fig7")
+    with pytest.raises(SettingError, match="mnist-mlp-1"):
+        panels_of("fig2", "mnist-mlp")
+
+
+def line(lr: float, *accuracies: float, seed: int = 0, rounds: int = 0, **more: Any) -> Any:
+    return {
+        "method": "fed-sgd",
+        "values": {"lr": lr},
+        "seed": seed,
+        "rounds": rounds or len(accuracies),
+        "select": "test",
+        "test_accuracy": list(accuracies),
+        **more,
+    }
+
+
+def test_three_go_on_and_all_that_are_near_but_not_more_than_six() -> None:
+    far = [line(0.1 * i, 0.9 - 0.02 * i) for i in range(5)]
+    assert [v["lr"] for v in survivors(far, "test")] == [0.0, 0.1, 0.2]
+    near = [line(0.1 * i, 0.9 - 0.001 * i) for i in range(5)]
+    assert len(survivors(near, "test")) == 5
+    assert len(survivors([line(float(i), 0.9) for i in range(9)], "test")) == 6
+    assert survivors([line(1.0, 0.2, 0.9, 0.1), line(2.0, 0.8, 0.8, 0.8)], "test")[0] == {"lr": 1.0}
+
+
+def test_the_choice_is_the_best_mean_among_points_with_all_seeds() -> None:
+    lines = [
+        line(1.0, 0.99, rounds=5),  # only the grid's stage
+        *(line(2.0, a, 0.1, seed=s, rounds=10) for s, a in enumerate((0.7, 0.9))),
+        *(line(3.0, a, 0.9, seed=s, rounds=10) for s, a in enumerate((0.8, 0.85))),
+        line(4.0, 0.99, 0.99, rounds=10),  # only one seed
+    ]
+    chosen = choose(lines, 10, "test")
+    assert chosen is not None
+    assert chosen.values == {"lr": 3.0}  # 0.9, before 0.8
+    assert (chosen.tried, chosen.runs) == (4, 6)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Panel:
+    settings = {
+        "data": {"name": "digits"},
+        "split": {"kind": "iid", "clients": 4, "allocation": "per_round"},
+        "model": {"name": "mlp", "hidden": [4]},
+        "federation": {"rounds": 10, "fraction": 0.5, "batch_size": 128},
+    }
+    panel = Panel("fig2", "digits", "Digits", settings, (Curve("fed-sgd"), Curve("fed-ams")))
+    monkeypatch.setattr(panels, "PANELS", (panel,))
+    return panel
+
+
+def without_time(folder: Path, panel: Panel) -> list[str]:
+    trials = Results(folder).trials(panel).values()
+    kept = [{k: v for k, v in t.items() if k not in ("seconds", "session")} for t in trials]
+    return sorted(json.dumps(trial, sort_keys=True) for trial in kept)
+
+
+def test_reproduce_tunes_runs_and_shows_and_does_nothing_twice(
+    small: Panel, tmp_path: Path
+) -> None:
+    told = CliRunner().invoke(app, ["reproduce", "fig2", "--dry-run", "--results", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    assert "To be run" in told.output
+    assert list(tmp_path.iterdir()) == []
+    options = ["reproduce", "fig2", "--seeds", "2", "--device", "cpu", "--results"]
+    done = CliRunner().invoke(app, [*options, str(tmp_path / "whole")])
+    assert done.exit_code == 0, done.output
+    results = Results(tmp_path / "whole")
+    trials = results.trials(small)
+    of_sgd = of_curve(trials, small.curves[0], "test")
+    assert sum(x["rounds"] == horizon(10) for x in of_sgd) == 9
+    assert sum(x["rounds"] == 10 for x in of_sgd) >= 6
+    assert {x["seed"] for x in of_sgd if x["rounds"] == 10} == {0, 1}
+    assert all(len(x["test_accuracy"]) == x["rounds"] for x in of_sgd)
+    assert "fed-sgd" in done.output
+    before = results.path(small).read_bytes()
+    again = CliRunner().invoke(app, [*options, str(tmp_path / "whole")])
+    assert results.path(small).read_bytes() == before
+    assert again.output.split("Digits")[-1] == done.output.split("Digits")[-1]
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: Path) -> None:
+    def go_on(folder: Path, dies_after: int | None = None) -> None:
+        wanted = Wanted(small, small.curves[:1], 10, 2, "test", True)
+        lines = 0
+
+        def told(name: str, done: int, total: int, best: float | None) -> None:
+            nonlocal lines
+            lines += 1
+            if lines == dies_after:
+                raise KeyboardInterrupt
+
+        results = Results(folder)
+        while groups := next_groups(wanted, results):
+            for group in groups:
+                study.run_group(wanted, group, results, ENGINE, told, lambda done, total: None)
+
+    go_on(tmp_path / "whole")
+    for dies_after in (1, 5, 21, 40):
+        with pytest.raises(KeyboardInterrupt):
+            go_on(tmp_path / "broken", dies_after)
+    path = Results(tmp_path / "broken").path(small)
+    path.write_bytes(path.read_bytes()[:-7])  # a line cut short
+    go_on(tmp_path / "broken")
+    assert without_time(tmp_path / "broken", small) == without_time(tmp_path / "whole", small)
+    assert list((tmp_path / "broken" / "partial").iterdir()) == []
+
+
+def test_validation_holds_out_rows_and_decides_by_the_last_round(
+    small: Panel, tmp_path: Path
+) -> None:
+    wanted = Wanted(small, small.curves[:1], 2, 1, "validation", True)
+    results = Results(tmp_path)
+    (group,) = next_groups(wanted, results)
+    study.run_group(wanted, group, results, ENGINE, lambda *now: None, lambda done, total: None)
+    lines = list(results.trials(small).values())
+    assert len(lines) == 9
+    assert all(len(x["validation_accuracy"]) == 2 for x in lines)
+    chosen = choose(lines, 2, "validation")
+    assert chosen is not None
+    best = max(lines, key=lambda x: x["validation_accuracy"][-1])
+    assert chosen.values == best["values"]
