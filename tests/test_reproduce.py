@@ -66,13 +66,24 @@ def line(lr: float, *accuracies: float, seed: int = 0, rounds: int = 0, **more: 
     }
 
 
-def test_three_go_on_and_all_that_are_near_but_not_more_than_six() -> None:
-    far = [line(0.1 * i, 0.9 - 0.02 * i) for i in range(5)]
-    assert [v["lr"] for v in survivors(far, "test")] == [0.0, 0.1, 0.2]
-    near = [line(0.1 * i, 0.9 - 0.001 * i) for i in range(5)]
-    assert len(survivors(near, "test")) == 5
-    assert len(survivors([line(float(i), 0.9) for i in range(9)], "test")) == 6
-    assert survivors([line(1.0, 0.2, 0.9, 0.1), line(2.0, 0.8, 0.8, 0.8)], "test")[0] == {"lr": 1.0}
+def kept(*lines: Any) -> list[tuple[float, ...]]:
+    return [tuple(values.values()) for values in survivors(lines, "test")]
+
+
+def test_near_points_three_rates_and_the_next_lower_one_go_on() -> None:
+    assert kept(*(line(lr, a) for lr, a in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8)))) == [
+        (2,), (4,), (3,), (1,)
+    ]  # fmt: skip
+    assert kept(*(line(lr, 0.9 - lr / 10) for lr in range(6))) == [(0,), (1,), (2,)]
+    assert kept(*(line(float(lr), 0.9) for lr in range(9))) == [(lr,) for lr in range(6)]
+    assert len(kept(*(line(lr, 0.9 - lr / 1000) for lr in range(5)))) == 5
+    decayed = [
+        line(lr, a - d / 100, values={"lr": lr, "weight_decay": d})
+        for lr, a in ((0.01, 0.95), (0.03, 0.97), (0.05, 0.96), (0.1, 0.6))
+        for d in (0.0, 0.1)
+    ]
+    assert kept(*decayed) == [(0.03, 0.0), (0.03, 0.1), (0.05, 0.0), (0.01, 0.0)]
+    assert kept(line(1.0, 0.2, 0.9, 0.1), line(2.0, 0.8, 0.8, 0.8))[0] == (1.0,)  # the best round
 
 
 def test_the_choice_is_the_best_mean_among_points_with_all_seeds() -> None:

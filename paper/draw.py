@@ -1,0 +1,194 @@
+"""Draws every figure and writes every table from the logs in `results/`, and nothing else.
+
+    python paper/draw.py            (pip install 'fedlamb[paper]')
+
+Writes figures/*.png and *.svg, tables.md, and the tuned rates that come with the package. A curve
+is the mean over seeds of the test accuracy at the point that tuning chose; the band is from the
+lowest to the highest seed. A panel that has not been run says so.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+from fedlamb.reproduce.panels import FIGURES, Curve, Panel, panels_of
+from fedlamb.reproduce.results import Line, Results, choose, of_curve
+from fedlamb.reproduce.study import tuned_table
+
+HERE = Path(__file__).resolve().parent
+TUNED = HERE.parent / "src" / "fedlamb" / "reproduce" / "tuned.json"
+COLOURS = {
+    "fed-lamb": "#d62728",
+    "mime-lamb": "#1f77b4",
+    "fed-ams": "#ff9896",
+    "mime": "#8ab8e6",
+    "fed-sgd": "#7f7f7f",
+    "adp-fed": "#2ca02c",
+}
+DASHES = ["-", "--", ":", "-.", (0, (1, 3))]
+TARGETS = (0.9, 0.95)
+
+
+def final_lines(results: Results, panel: Panel, curve: Curve, select: str) -> list[Line]:
+    """The whole runs, one for each seed, at the point that was chosen."""
+    lines = of_curve(results.trials(panel), curve, select)
+    choice = choose(lines, panel.rounds, select)
+    if choice is None:
+        return []
+    same = [x for x in lines if x["values"] == choice.values and x["rounds"] == panel.rounds]
+    return sorted(same, key=lambda x: x["seed"])
+
+
+def draw_figure(figure: str, results: Results, folder: Path) -> bool:
+    """The panels in the paper's arrangement; False where none has been run."""
+    panels = panels_of(figure)
+    if not any(results.trials(panel) for panel in panels):
+        return False
+    columns = 3 if len(panels) > 2 else len(panels)
+    rows = -(-len(panels) // columns)
+    size = (4.0 * columns, 3.2 * rows)
+    whole, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        draw_panel(axis, panel, results)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.set_visible(False)
+    for suffix in ("png", "svg"):
+        whole.savefig(folder / f"{figure}.{suffix}", dpi=110)
+    plt.close(whole)
+    return True
+
+
+def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
+    """One panel's curves."""
+    axis.set_title(panel.title, fontsize=9)
+    axis.set_xlabel("communication round", fontsize=8)
+    axis.set_ylabel("test accuracy, %", fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.3)
+    highest = 0.0
+    of_method: dict[str, int] = {}
+    for curve in panel.curves:
+        lines = final_lines(results, panel, curve, "test")
+        if not lines:
+            continue
+        number = of_method[curve.method] = of_method.get(curve.method, -1) + 1
+        rounds = list(zip(*(x["test_accuracy"] for x in lines), strict=False))
+        middle = [100 * mean(now) for now in rounds]
+        highest = max(highest, *middle)
+        numbers = range(1, len(rounds) + 1)
+        label = f"{curve.label} (n = {len(lines)})"
+        style = {"color": COLOURS[curve.method], "linestyle": DASHES[number % len(DASHES)]}
+        axis.plot(numbers, middle, linewidth=1.3, label=label, **style)
+        low, high = ([100 * f(now) for now in rounds] for f in (min, max))
+        axis.fill_between(numbers, low, high, color=COLOURS[curve.method], alpha=0.15, linewidth=0)
+    if highest:
+        axis.set_ylim(max(0.0, highest - 25), min(100.0, highest + 1))
+        axis.legend(fontsize=6.5, loc="lower right")
+    else:
+        said = f"not run yet:\nfedlamb reproduce {panel.figure} \\\n--panel {panel.name}"
+        axis.text(0.5, 0.5, said, ha="center", va="center", fontsize=8, transform=axis.transAxes)
+        axis.set_xticks([])
+        axis.set_yticks([])
+
+
+def tables(results: Results) -> Iterable[str]:
+    """Markdown for every panel that has been run."""
+    yield "# Results\n\nMade by `python paper/draw.py` from `results/`: best and final test accuracy"
+    yield "in percent, mean ± sample standard deviation over seeds, at the chosen point; the first"
+    yield "round in which the mean reaches a target; trials of all stages that tuning took."
+    for figure in FIGURES:
+        for panel in panels_of(figure):
+            for select in ("test", "validation"):
+                rows = list(_rows(results, panel, select))
+                if rows:
+                    chosen = "best test accuracy" if select == "test" else "validation"
+                    where = f"[log](results/{results.path(panel).name})"
+                    yield f"\n## {panel.id}: {panel.title}\n\nChosen by {chosen}. {where},"
+                    yield f"`{command(panel, select)}`.\n"
+                    heads = [f"rounds to {100 * t:.0f} %" for t in TARGETS]
+                    names = ["method", "chosen", "best", "final", *heads, "seeds", "tuning runs"]
+                    yield _row(names)
+                    yield _row(["---"] * len(names))
+                    yield from rows
+
+
+def command(panel: Panel, select: str) -> str:
+    """What runs a panel."""
+    more = " --select validation" if select == "validation" else ""
+    tune = "" if panel.tuned_as else " --tune"
+    return f"fedlamb reproduce {panel.figure} --panel {panel.name}{tune}{more}"
+
+
+def _rows(results: Results, panel: Panel, select: str) -> Iterable[str]:
+    trials = results.trials(panel)
+    for curve in panel.curves:
+        lines = final_lines(results, panel, curve, select)
+        if not lines:
+            continue
+        values = lines[0]["values"]
+        rates = ", ".join(f"{k} = {v}" for k, v in values.items() if k not in curve.fixed)
+        edge = _edges(curve, values)
+        runs = len(of_curve(trials, curve, select))
+        accuracy = [x["test_accuracy"] for x in lines]
+        yield _row(
+            [
+                curve.label,
+                rates + (f" (edge of the grid: {', '.join(edge)})" if edge else ""),
+                spread([max(a) for a in accuracy]),
+                spread([a[-1] for a in accuracy]),
+                *(_first(accuracy, target) for target in TARGETS),
+                str(len(lines)),
+                str(runs),
+            ]
+        )
+
+
+def _edges(curve: Curve, values: dict[str, Any]) -> list[str]:
+    """The rates that lie at an end of their grid; 0 is no edge for weight decay."""
+    grid = curve.grid()
+    rates = [key for key in ("lr", "server_lr") if key in grid]
+    return [key for key in rates if values[key] in (min(grid[key]), max(grid[key]))]
+
+
+def _first(accuracy: Sequence[Sequence[float]], target: float) -> str:
+    for number, now in enumerate(zip(*accuracy, strict=False), 1):
+        if mean(now) >= target:
+            return str(number)
+    return "–"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation, in percent."""
+    if len(values) == 1:
+        return f"{100 * values[0]:.2f}"
+    return f"{100 * mean(values):.2f} ± {100 * stdev(values):.2f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Everything, in some seconds."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--results", type=Path, default=HERE / "results")
+    arguments.add_argument("--out", type=Path, default=HERE)
+    given = arguments.parse_args()
+    mpl.rcParams.update({"svg.hashsalt": "fedlamb", "svg.fonttype": "none"})
+    results, folder = Results(given.results), given.out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = [figure for figure in FIGURES if draw_figure(figure, results, folder)]
+    (given.out / "tables.md").write_text("\n".join(tables(results)) + "\n", encoding="utf-8")
+    if given.out == HERE:
+        TUNED.write_text(json.dumps(tuned_table(results), indent=1) + "\n", encoding="utf-8")
+    print(f"drawn: {', '.join(drawn)}; tables.md")
+
+
+if __name__ == "__main__":
+    main()
