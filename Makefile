@@ -38,10 +38,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making the environment in .venv and installing (a minute or more) ..."
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) --editable '.[data,report]'
+	$(PIP) --editable '.[data,report,paper]'
 	@touch $@
 
 $(DEV): $(READY)
 	@echo "Installing the tools for development ..."
-	$(PIP) --editable '.[data,report,dev]'
+	$(PIP) --editable '.[data,report,paper,dev]'
 	@touch $@

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 
 from fedlamb.reproduce.panels import FIGURES, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Line, Results, choose, of_curve
-from fedlamb.reproduce.study import tuned_table
+from fedlamb.reproduce.study import Select, Wanted, next_groups, tuned_table
 
 HERE = Path(__file__).resolve().parent
 TUNED = HERE.parent / "src" / "fedlamb" / "reproduce" / "tuned.json"
@@ -33,6 +33,7 @@ COLOURS = {
 }
 DASHES = ["-", "--", ":", "-.", (0, (1, 3))]
 TARGETS = (0.9, 0.95)
+SEEDS = 3
 
 
 def final_lines(results: Results, panel: Panel, curve: Curve, select: str) -> list[Line]:
@@ -99,12 +100,14 @@ def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
 
 def tables(results: Results) -> Iterable[str]:
     """Markdown for every panel that has been run."""
-    yield "# Results\n\nMade by `python paper/draw.py` from `results/`: best and final test accuracy"
+    yield "# Results\n\nMade by `python paper/draw.py` from `results/`: best and final test"
+    yield "accuracy"
     yield "in percent, mean ± sample standard deviation over seeds, at the chosen point; the first"
     yield "round in which the mean reaches a target; trials of all stages that tuning took."
     for figure in FIGURES:
         for panel in panels_of(figure):
-            for select in ("test", "validation"):
+            selects: tuple[Select, ...] = ("test", "validation")
+            for select in selects:
                 rows = list(_rows(results, panel, select))
                 if rows:
                     chosen = "best test accuracy" if select == "test" else "validation"
@@ -125,7 +128,7 @@ def command(panel: Panel, select: str) -> str:
     return f"fedlamb reproduce {panel.figure} --panel {panel.name}{tune}{more}"
 
 
-def _rows(results: Results, panel: Panel, select: str) -> Iterable[str]:
+def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
     trials = results.trials(panel)
     for curve in panel.curves:
         lines = final_lines(results, panel, curve, select)
@@ -133,13 +136,16 @@ def _rows(results: Results, panel: Panel, select: str) -> Iterable[str]:
             continue
         values = lines[0]["values"]
         rates = ", ".join(f"{k} = {v}" for k, v in values.items() if k not in curve.fixed)
-        edge = _edges(curve, values)
+        edges = _edges(curve, values)
+        edge = f" (edge of the grid: {', '.join(edges)})" if edges else ""
         runs = len(of_curve(trials, curve, select))
         accuracy = [x["test_accuracy"] for x in lines]
         yield _row(
             [
                 curve.label,
-                rates + (f" (edge of the grid: {', '.join(edge)})" if edge else ""),
+                rates
+                + (f" (edge of the grid: {', '.join(edge)})" if edge else "")
+                + _left(results, panel, curve, select),
                 spread([max(a) for a in accuracy]),
                 spread([a[-1] for a in accuracy]),
                 *(_first(accuracy, target) for target in TARGETS),
@@ -147,6 +153,15 @@ def _rows(results: Results, panel: Panel, select: str) -> Iterable[str]:
                 str(runs),
             ]
         )
+
+
+def _left(results: Results, panel: Panel, curve: Curve, select: Select) -> str:
+    """What of the tuning has not been run yet."""
+    if panel.tuned_as:
+        return ""
+    wanted = Wanted(panel, (curve,), panel.rounds, SEEDS, select, tune=True)
+    count = sum(len(group.points) for group in next_groups(wanted, results))
+    return f" (**not final**: {count} tuning runs left)" if count else ""
 
 
 def _edges(curve: Curve, values: dict[str, Any]) -> list[str]:

@@ -1,6 +1,8 @@
 """Reproduction: panels as the paper has them, tuning by its stated rule, results that last."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +185,39 @@ def test_validation_holds_out_rows_and_decides_by_the_last_round(
     assert chosen is not None
     best = max(lines, key=lambda x: x["validation_accuracy"][-1])
     assert chosen.values == best["values"]
+
+
+def test_curves_of_one_method_are_told_apart_also_by_a_table() -> None:
+    resnet = panels_of("fig4")[0].curves[0]
+    values = {"lr": 0.1, "weight_decay": 0.0}
+    same = line(0.1, 0.9, method="fed-lamb", values={**values, **resnet.fixed})
+    other = line(0.1, 0.9, method="fed-lamb", values={**values, "schedule": {"after": [3]}})
+    assert of_curve({"a": same, "b": other}, resnet, "test") == [same]
+
+
+def test_every_figure_is_drawn_from_the_logs_alone(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "results").mkdir()
+    panel = panels_of("fig2", "mnist-mlp-1")[0]
+    results = Results(tmp_path / "results")
+    for seed in range(3):
+        for lr, accuracy in ((0.1, 0.9), (0.5, 0.97)):
+            run = line(lr, *[accuracy - 0.001 * seed] * 50, seed=seed)
+            results.append(panel, run)
+    script = Path(__file__).parent.parent / "paper" / "draw.py"
+    before = sorted(p.stat().st_mtime_ns for p in script.parent.rglob("*"))
+    options = ["--results", str(tmp_path / "results"), "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(script), *options], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {"fig2.png", "fig2.svg"}
+    drawn = (tmp_path / "figures" / "fig2.svg").read_text()
+    assert "fed-sgd (n = 3)" in drawn
+    assert drawn.count("not run yet") == 5
+    table = (tmp_path / "tables.md").read_text()
+    assert (
+        "| fed-sgd | lr = 0.5 (edge of the grid: lr) (**not final**: 9 tuning runs left) |" in table
+    )
+    assert "96.90 ± 0.10 | 96.90 ± 0.10 | 1 | 1 | 3 | 6 |" in table
+    assert sorted(p.stat().st_mtime_ns for p in script.parent.rglob("*")) == before
