@@ -11,7 +11,7 @@ from ..algorithms import ALGORITHMS
 from ..errors import SettingError
 from ..experiment import presets
 from ..simulate.crew import CrewError
-from . import data, reproduce, runs, sweeps
+from . import data, reproduce, runs, sweeps, theory
 from .workers import follow_quietly, leads
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ for function in (
     reproduce.reproduce,
 ):
     app.command()(function)
+app.command()(theory.theory)
 app.add_typer(data.app, name="data")
 
 

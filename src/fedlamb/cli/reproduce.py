@@ -188,13 +188,17 @@ def _show(wanted: Wanted, place: Results) -> None:
     trials = place.trials(wanted.panel)
     for curve in wanted.curves:
         lines = of_curve(trials, curve, wanted.select)
-        choice = choose(lines, wanted.rounds, wanted.select)
-        if choice is None:
-            continue
-        own = [x for x in lines if x["values"] == choice.values and x["rounds"] == wanted.rounds]
+        if wanted.tune:
+            choice = choose(lines, wanted.rounds, wanted.select)
+            values = choice.values if choice else None
+        else:
+            values = tuned_values(wanted.panel, curve, wanted.select)
+        own = [x for x in lines if x["values"] == values and x["rounds"] == wanted.rounds]
         own = [x for x in own if x["seed"] < wanted.seeds]
-        rates = ", ".join(f"{k}={v}" for k, v in choice.values.items() if k not in curve.fixed)
-        tuning = str(choice.runs) if choice.tried > 1 else "-"
+        if values is None or not own:
+            continue
+        rates = ", ".join(f"{k}={v}" for k, v in values.items() if k not in curve.fixed)
+        tuning = str(len(lines)) if wanted.tune else "-"
         table.add_row(
             curve.label,
             rates,
