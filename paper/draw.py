@@ -136,16 +136,14 @@ def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
             continue
         values = lines[0]["values"]
         rates = ", ".join(f"{k} = {v}" for k, v in values.items() if k not in curve.fixed)
-        edges = _edges(curve, values)
+        edges = _edges(curve.grid(panel.narrow), values)
         edge = f" (edge of the grid: {', '.join(edges)})" if edges else ""
         runs = len(of_curve(trials, curve, select))
         accuracy = [x["test_accuracy"] for x in lines]
         yield _row(
             [
                 curve.label,
-                rates
-                + (f" (edge of the grid: {', '.join(edge)})" if edge else "")
-                + _left(results, panel, curve, select),
+                f"{rates}{edge}{_left(results, panel, curve, select)}",
                 spread([max(a) for a in accuracy]),
                 spread([a[-1] for a in accuracy]),
                 *(_first(accuracy, target) for target in TARGETS),
@@ -164,9 +162,8 @@ def _left(results: Results, panel: Panel, curve: Curve, select: Select) -> str:
     return f" (**not final**: {count} tuning runs left)" if count else ""
 
 
-def _edges(curve: Curve, values: dict[str, Any]) -> list[str]:
+def _edges(grid: dict[str, list[Any]], values: dict[str, Any]) -> list[str]:
     """The rates that lie at an end of their grid; 0 is no edge for weight decay."""
-    grid = curve.grid()
     rates = [key for key in ("lr", "server_lr") if key in grid]
     return [key for key in rates if values[key] in (min(grid[key]), max(grid[key]))]
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def test_every_panel_has_valid_settings_and_the_papers_protocol() -> None:
     assert panels_of("table1") == panels_of("fig4")
     resnet = panels_of("fig4")[0]
     assert resnet.rounds == 100
+    assert resnet.narrow
+    for curve in resnet.curves:  # a part of the paper's grid, at least five points of it
+        points, narrow = curve.grid(), curve.grid(narrow=True)
+        assert all(set(narrow[key]) <= set(points[key]) for key in narrow if key != "schedule")
+        assert len(narrow["lr"]) * len(narrow.get("server_lr", [0])) >= 5
     assert all(c.fixed["schedule"] == {"after": [30, 70]} for c in resnet.curves)
 
 
@@ -142,6 +148,18 @@ def test_reproduce_tunes_runs_and_shows_and_does_nothing_twice(
     again = CliRunner().invoke(app, [*options, str(tmp_path / "whole")])
     assert results.path(small).read_bytes() == before
     assert again.output.split("Digits")[-1] == done.output.split("Digits")[-1]
+
+
+def test_of_a_narrow_panel_only_the_best_point_goes_on(small: Panel, tmp_path: Path) -> None:
+    panel = replace(small, narrow=True)
+    wanted, results = Wanted(panel, panel.curves[:1], 20, 2, "test", True), Results(tmp_path)
+    (first,) = next_groups(wanted, results)
+    assert (first.rounds, [v["lr"] for v, _ in first.points]) == (2, [0.03, 0.05, 0.1, 0.3, 0.5])
+    for values, seed in first.points:
+        best = 0.9 if values["lr"] == 0.1 else 0.8
+        results.append(panel, line(values["lr"], 0.1, best, seed=seed))
+    (second,) = next_groups(wanted, results)
+    assert (second.rounds, second.points) == (20, [({"lr": 0.1}, 0), ({"lr": 0.1}, 1)])
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: Path) -> None:

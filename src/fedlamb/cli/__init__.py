@@ -29,9 +29,9 @@ for function in (
     runs.resume,
     runs.report,
     reproduce.reproduce,
+    theory.theory,
 ):
     app.command()(function)
-app.command()(theory.theory)
 app.add_typer(data.app, name="data")
 
 

@@ -19,6 +19,16 @@ PAPER: dict[str, dict[str, list[float]]] = {
 """The paper's grids, without weight decay."""
 DECAYS = [0.0, 0.01, 0.1]  # of the two LAMB methods, in the paper
 
+NARROW: dict[str, dict[str, list[float]]] = {
+    "fed-sgd": {"lr": [0.03, 0.05, 0.1, 0.3, 0.5]},
+    "adp-fed": {"lr": [0.01, 0.03, 0.1], "server_lr": [0.003, 0.01]},
+    "fed-ams": {"lr": [0.0001, 0.0003, 0.001, 0.003, 0.01]},
+    "fed-lamb": {"lr": [0.003, 0.005, 0.01, 0.03, 0.05]},
+    "mime": {"lr": [0.0001, 0.0003, 0.001, 0.003, 0.01]},
+    "mime-lamb": {"lr": [0.003, 0.005, 0.01, 0.03, 0.05]},
+}
+"""Part of them, for ResNet-18, of which a run takes minutes."""
+
 METHODS = ("fed-lamb", "fed-ams", "fed-sgd", "mime-lamb", "mime", "adp-fed")
 """The most telling first."""
 ADAPTIVE = ("fed-lamb", "fed-ams", "mime-lamb", "mime")
@@ -39,11 +49,11 @@ class Curve:
         beside = ", ".join(f"{key} = {value}" for key, value in shown.items())
         return f"{self.method}, {beside}" if beside else self.method
 
-    def grid(self) -> dict[str, list[Any]]:
-        """The paper's grid of this method; fixed values are single points of it."""
-        grid: dict[str, list[Any]] = dict(PAPER[self.method])
+    def grid(self, narrow: bool = False) -> dict[str, list[Any]]:
+        """The paper's grid of this method, or part of it; fixed values are single points."""
+        grid: dict[str, list[Any]] = dict((NARROW if narrow else PAPER)[self.method])
         if self.method.endswith("-lamb"):
-            grid["weight_decay"] = DECAYS
+            grid["weight_decay"] = DECAYS[:1] if narrow else DECAYS
         return {**grid, **{key: [value] for key, value in self.fixed.items()}}
 
 
@@ -59,6 +69,8 @@ class Panel:
     curves: tuple[Curve, ...] = tuple(Curve(method) for method in METHODS)
     tuned_as: str | None = None
     """The panel whose chosen rates are taken over; None: tuned by itself."""
+    narrow: bool = False
+    """Tuned on part of the grid, over a tenth of the rounds, and only the best point goes on."""
 
     @property
     def id(self) -> str:
@@ -117,7 +129,8 @@ def _resnet(name: str, data: str, iid: bool) -> Panel:
     spread = "IID" if iid else "non-IID"
     title = f"{_DATA[data][1]} + ResNet-18, {spread}"
     curves = tuple(Curve(method, _STEPS) for method in METHODS)
-    return Panel("fig4", name, title, _settings(data, "resnet18", iid), curves)
+    settings = _settings(data, "resnet18", iid)
+    return Panel("fig4", name, title, settings, curves, narrow=True)
 
 
 _LAZY = tuple(Curve(m, {"sync_every": z}) for m in ("fed-lamb", "mime-lamb") for z in (1, 3, 5))
@@ -175,6 +188,7 @@ PANELS: tuple[Panel, ...] = (
             f"CIFAR-10 + ResNet-18 with group norm, {'IID' if iid else 'non-IID'}",
             _settings("cifar10", "resnet18", iid, model={"norm": "group"}),
             tuple(Curve(m, _STEPS) for m in ("fed-lamb", "fed-ams", "fed-sgd")),
+            narrow=True,
         )
         for iid in (True, False)
     ),

@@ -4,7 +4,8 @@ Tuning is successive halving in two stages. First, every point of the paper's gr
 for a fifth of the rounds. Then, under all seeds for all rounds: the points within half a percentage
 point of the best (six at most), the best point of each of the three best rates, and that of the
 rate below the best one, since lower rates are slower at first and may end higher. The point with
-the best mean is chosen.
+the best mean is chosen. A narrow panel (ResNet-18) has part of the grid, a tenth of the rounds for
+its first stage, and only the best point goes on.
 """
 
 import hashlib
@@ -48,9 +49,9 @@ class Group(NamedTuple):
     stage: str
 
 
-def horizon(rounds: int) -> int:
+def horizon(rounds: int, narrow: bool = False) -> int:
     """The rounds of tuning's first stage."""
-    return max(2, rounds // 5)
+    return max(2, rounds // (10 if narrow else 5))
 
 
 def survivors(lines: Sequence[Line], select: str) -> list[dict[str, Any]]:
@@ -97,13 +98,14 @@ def _stages(
             raise SettingError("panel", wanted.panel.id, f"{right}--tune finds them")
         yield "final", wanted.rounds, [(known, seed) for seed in seeds]
         return
-    grid, short = curve.grid(), horizon(wanted.rounds)
+    narrow = wanted.panel.narrow
+    grid, short = curve.grid(narrow), horizon(wanted.rounds, narrow)
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     if short < wanted.rounds and len(points) > 1:
         yield "grid", short, [(values, 0) for values in points]
         keys = {_key(curve.method, values, 0, short, wanted.select) for values in points}
         first = [line for key, line in done.items() if key in keys]
-        points = survivors(first, wanted.select)
+        points = survivors(first, wanted.select)[: 1 if narrow else None]
     yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
 
 
