@@ -11,14 +11,23 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
+from fedlamb.report.table import spread
 from fedlamb.reproduce.panels import FIGURES, Curve, Panel, panels_of
-from fedlamb.reproduce.results import Line, Results, choose, of_curve
+from fedlamb.reproduce.results import (
+    Line,
+    Results,
+    accuracies,
+    choose,
+    final_lines,
+    first_round_at,
+    of_curve,
+)
 from fedlamb.reproduce.study import Select, Wanted, next_groups, tuned_table
 
 HERE = Path(__file__).resolve().parent
@@ -36,19 +45,15 @@ TARGETS = (0.9, 0.95)
 SEEDS = 3
 
 
-def final_lines(results: Results, panel: Panel, curve: Curve, select: str) -> list[Line]:
+def chosen_lines(results: Results, panel: Panel, curve: Curve, select: str) -> list[Line]:
     """The whole runs, one for each seed, at the point that was chosen."""
     lines = of_curve(results.trials(panel), curve, select)
     choice = choose(lines, panel.rounds, select)
-    if choice is None:
-        return []
-    same = [x for x in lines if x["values"] == choice.values and x["rounds"] == panel.rounds]
-    return sorted(same, key=lambda x: x["seed"])
+    return final_lines(lines, choice.values, panel.rounds, SEEDS) if choice else []
 
 
-def draw_figure(figure: str, results: Results, folder: Path) -> bool:
+def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: Path) -> bool:
     """The panels in the paper's arrangement; False where none has been run."""
-    panels = panels_of(figure)
     if not any(results.trials(panel) for panel in panels):
         return False
     columns = 3 if len(panels) > 2 else len(panels)
@@ -75,11 +80,11 @@ def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
     highest = 0.0
     of_method: dict[str, int] = {}
     for curve in panel.curves:
-        lines = final_lines(results, panel, curve, "test")
+        lines = chosen_lines(results, panel, curve, "test")
         if not lines:
             continue
         number = of_method[curve.method] = of_method.get(curve.method, -1) + 1
-        rounds = list(zip(*(x["test_accuracy"] for x in lines), strict=False))
+        rounds = list(zip(*map(accuracies, lines), strict=False))
         middle = [100 * mean(now) for now in rounds]
         highest = max(highest, *middle)
         numbers = range(1, len(rounds) + 1)
@@ -131,7 +136,7 @@ def command(panel: Panel, select: str) -> str:
 def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
     trials = results.trials(panel)
     for curve in panel.curves:
-        lines = final_lines(results, panel, curve, select)
+        lines = chosen_lines(results, panel, curve, select)
         if not lines:
             continue
         values = lines[0]["values"]
@@ -139,14 +144,13 @@ def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
         edges = _edges(curve.grid(panel.narrow), values)
         edge = f" (edge of the grid: {', '.join(edges)})" if edges else ""
         runs = len(of_curve(trials, curve, select))
-        accuracy = [x["test_accuracy"] for x in lines]
         yield _row(
             [
                 curve.label,
                 f"{rates}{edge}{_left(results, panel, curve, select)}",
-                spread([max(a) for a in accuracy]),
-                spread([a[-1] for a in accuracy]),
-                *(_first(accuracy, target) for target in TARGETS),
+                spread([max(accuracies(x)) for x in lines]),
+                spread([accuracies(x)[-1] for x in lines]),
+                *(str(first_round_at(lines, target) or "–") for target in TARGETS),
                 str(len(lines)),
                 str(runs),
             ]
@@ -168,20 +172,6 @@ def _edges(grid: dict[str, list[Any]], values: dict[str, Any]) -> list[str]:
     return [key for key in rates if values[key] in (min(grid[key]), max(grid[key]))]
 
 
-def _first(accuracy: Sequence[Sequence[float]], target: float) -> str:
-    for number, now in enumerate(zip(*accuracy, strict=False), 1):
-        if mean(now) >= target:
-            return str(number)
-    return "–"
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation, in percent."""
-    if len(values) == 1:
-        return f"{100 * values[0]:.2f}"
-    return f"{100 * mean(values):.2f} ± {100 * stdev(values):.2f}"
-
-
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -195,7 +185,10 @@ def main() -> None:
     mpl.rcParams.update({"svg.hashsalt": "fedlamb", "svg.fonttype": "none"})
     results, folder = Results(given.results), given.out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [figure for figure in FIGURES if draw_figure(figure, results, folder)]
+    figures = {figure: panels_of(figure) for figure in FIGURES}
+    run = [panel for panel in panels_of("all") if results.trials(panel)]
+    figures["front"] = run[:3]  # for the project's front page
+    drawn = [name for name, panels in figures.items() if draw_figure(name, panels, results, folder)]
     (given.out / "tables.md").write_text("\n".join(tables(results)) + "\n", encoding="utf-8")
     if given.out == HERE:
         TUNED.write_text(json.dumps(tuned_table(results), indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Annotated, Literal
 
 import typer
@@ -11,9 +10,16 @@ from rich.table import Table
 from ..errors import SettingError, unknown_name
 from ..files import exclusive
 from ..records import environment
-from ..report.table import percent
+from ..report.table import spread
 from ..reproduce.panels import METHODS, Panel, panels_of
-from ..reproduce.results import Line, Results, choose, of_curve
+from ..reproduce.results import (
+    Results,
+    accuracies,
+    choose,
+    final_lines,
+    first_round_at,
+    of_curve,
+)
 from ..reproduce.study import (
     Group,
     Wanted,
@@ -193,8 +199,7 @@ def _show(wanted: Wanted, place: Results) -> None:
             values = choice.values if choice else None
         else:
             values = tuned_values(wanted.panel, curve, wanted.select)
-        own = [x for x in lines if x["values"] == values and x["rounds"] == wanted.rounds]
-        own = [x for x in own if x["seed"] < wanted.seeds]
+        own = final_lines(lines, values, wanted.rounds, wanted.seeds)
         if values is None or not own:
             continue
         rates = ", ".join(f"{k}={v}" for k, v in values.items() if k not in curve.fixed)
@@ -202,29 +207,10 @@ def _show(wanted: Wanted, place: Results) -> None:
         table.add_row(
             curve.label,
             rates,
-            spread([max(_known(x), default=0.0) for x in own]),
-            spread([(_known(x) or [0.0])[-1] for x in own]),
-            _rounds_to(own, 0.9),
+            spread([max(accuracies(x), default=0.0) for x in own]),
+            spread([(accuracies(x) or [0.0])[-1] for x in own]),
+            str(first_round_at(own, 0.9) or "-"),
             str(len(own)),
             tuning,
         )
     console.print(table)
-
-
-def _known(line: Line) -> list[float]:
-    return [a for a in line["test_accuracy"] if a is not None]
-
-
-def _rounds_to(lines: list[Line], target: float) -> str:
-    """The first round in which the mean over seeds is there."""
-    for number, now in enumerate(zip(*(line["test_accuracy"] for line in lines), strict=False), 1):
-        if None not in now and mean(now) >= target:
-            return str(number)
-    return "-"
-
-
-def spread(values: list[float]) -> str:
-    """Mean and sample standard deviation."""
-    if len(values) == 1:
-        return percent(values[0])
-    return f"{100 * mean(values):.2f} ± {100 * stdev(values):.2f} %"

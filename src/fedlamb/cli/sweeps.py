@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +17,7 @@ from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
 from ..experiment import Experiment, build_algorithm, load_experiment
 from ..records import environment, locked, summary_of, write_json
-from ..report.table import percent
+from ..report.table import percent, spread
 from ..reproduce.panels import PAPER
 from ..reproduce.trials import build_points, run_together
 from .display import console, decoding
@@ -193,16 +193,10 @@ def _show(method: str, names: list[str], lines: list[dict[str, Any]]) -> None:
         cells = [str(group[0]["values"][name]) for name in names]
         diverged = any(line["status"] == "diverged" for line in group)
         table.add_row(
-            *cells, _spread(best), "diverged" if diverged else _spread(final), str(len(group))
+            *cells, spread(best, 1), "diverged" if diverged else spread(final, 1), str(len(group))
         )
     console.print(table)
 
 
 def _best(line: dict[str, Any]) -> float:
     return line["best_accuracy"] or 0.0
-
-
-def _spread(values: list[float]) -> str:
-    if len(values) == 1:
-        return percent(values[0])
-    return f"{100 * mean(values):.1f} ± {100 * stdev(values):.1f} %"

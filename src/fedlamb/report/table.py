@@ -1,6 +1,7 @@
 """The result table, as rows of text."""
 
 from collections.abc import Sequence
+from statistics import mean, stdev
 
 from ..records import Summary
 
@@ -29,3 +30,10 @@ def rows(summaries: Sequence[Summary]) -> list[tuple[str, ...]]:
 def percent(share: float | None) -> str:
     """0.9417 -> 94.2 %"""
     return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and sample standard deviation, in percent; a single value alone."""
+    if len(values) == 1:
+        return f"{100 * values[0]:.{digits}f} %"
+    return f"{100 * mean(values):.{digits}f} ± {100 * stdev(values):.{digits}f} %"

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -108,6 +108,27 @@ def choose(lines: list[Line], rounds: int, select: str) -> Choice | None:
     best = max(full, key=lambda v: mean(score(line, select) for line in full[v]))
     points = {json.dumps(line["values"], sort_keys=True) for line in lines}
     return Choice(json.loads(best), len(points), len(lines))
+
+
+def final_lines(
+    lines: Sequence[Line], values: Mapping[str, Any] | None, rounds: int, seeds: int
+) -> list[Line]:
+    """The whole runs at one point, one for each seed."""
+    own = [x for x in lines if x["values"] == values and x["rounds"] == rounds]
+    return sorted((x for x in own if x["seed"] < seeds), key=lambda x: x["seed"])
+
+
+def accuracies(line: Line) -> list[float]:
+    """Of the test set, round by round; those of a run that diverged end there."""
+    return [a for a in line["test_accuracy"] if a is not None]
+
+
+def first_round_at(lines: Sequence[Line], target: float) -> int | None:
+    """The first round in which the mean over seeds is at least the target."""
+    for number, now in enumerate(zip(*map(accuracies, lines), strict=False), 1):
+        if mean(now) >= target:
+            return number
+    return None
 
 
 def revision() -> str | None:
