@@ -106,8 +106,7 @@ def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
 def tables(results: Results) -> Iterable[str]:
     """Markdown for every panel that has been run."""
     yield "# Results\n\nMade by `python paper/draw.py` from `results/`: best and final test"
-    yield "accuracy"
-    yield "in percent, mean ± sample standard deviation over seeds, at the chosen point; the first"
+    yield "accuracy, mean ± sample standard deviation over seeds, at the chosen point; the first"
     yield "round in which the mean reaches a target; trials of all stages that tuning took."
     for figure in FIGURES:
         for panel in panels_of(figure):
