@@ -48,8 +48,14 @@ SEEDS = 3
 def chosen_lines(results: Results, panel: Panel, curve: Curve, select: str) -> list[Line]:
     """The whole runs, one for each seed, at the point that was chosen."""
     lines = of_curve(results.trials(panel), curve, select)
-    choice = choose(lines, panel.rounds, select)
-    return final_lines(lines, choice.values, panel.rounds, SEEDS) if choice else []
+    rounds = rounds_of(lines, panel)
+    choice = choose(lines, rounds, select)
+    return final_lines(lines, choice.values, rounds, SEEDS) if choice else []
+
+
+def rounds_of(lines: Sequence[Line], panel: Panel) -> int:
+    """Of the longest runs that there are; the paper's number where it was reached."""
+    return max((line["rounds"] for line in lines), default=panel.rounds)
 
 
 def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: Path) -> bool:
@@ -65,7 +71,8 @@ def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: 
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_visible(False)
     for suffix in ("png", "svg"):
-        whole.savefig(folder / f"{figure}.{suffix}", dpi=110)
+        facts = {"Date": None} if suffix == "svg" else {}
+        whole.savefig(folder / f"{figure}.{suffix}", dpi=110, metadata=facts)
     plt.close(whole)
     return True
 
@@ -181,6 +188,8 @@ def main() -> None:
     arguments.add_argument("--results", type=Path, default=HERE / "results")
     arguments.add_argument("--out", type=Path, default=HERE)
     given = arguments.parse_args()
+    if not list(given.results.glob("*.jsonl")):
+        arguments.error(f"{given.results} holds no results (*.jsonl)")
     mpl.rcParams.update({"svg.hashsalt": "fedlamb", "svg.fonttype": "none"})
     results, folder = Results(given.results), given.out / "figures"
     folder.mkdir(parents=True, exist_ok=True)

@@ -368,3 +368,14 @@ def test_the_number_of_workers_is_measured_and_kept(
     assert json.loads((out / "settings.json").read_text())["engine"]["workers"] == 1
     wrong = command("run", "-w", "none", "-o", str(tmp_path / "other"))
     assert "must be a whole number from 1 on, or 'auto'" in wrong.stderr
+
+
+def test_more_workers_than_clients_and_files_for_folders_are_told(tmp_path: Path) -> None:
+    many = command("run", "-w", "11", "-o", str(tmp_path / "run"))
+    assert many.returncode == 2
+    assert "engine.workers = 11: must be at most 10, the clients of a round" in many.stderr
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").touch()
+    wrong = command("reproduce", "fig2", "--results", str(tmp_path / "file"))
+    assert wrong.returncode == 2
+    assert "is a file, and must be a folder" in wrong.stderr

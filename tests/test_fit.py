@@ -184,3 +184,8 @@ def test_a_million_clients_take_as_long_as_a_thousand():
         seconds[n] = min(next(run).seconds for _ in range(15))
         assert len(run.store) <= 1600
     assert seconds[1_000_000] < 1.5 * seconds[1_000]
+
+
+def test_data_without_a_model_are_no_task() -> None:
+    with pytest.raises(fl.SettingError, match=r"task = 'Dataset': must be a fedlamb\.Task"):
+        fl.fit(fl.FedSGD(lr=0.1), fl.digits(), clients=fl.iid(1437, 2), rounds=1)  # type: ignore[arg-type]

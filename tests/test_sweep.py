@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fedlamb as fl
 from problems import Small
@@ -78,3 +79,31 @@ def test_mistakes_are_told(changes: Any, message: str) -> None:
     small = Small()
     with pytest.raises(fl.SettingError, match=message):
         fl.sweep(fl.FedSGD(lr=0.1), small.task(), clients=small.clients(), rounds=1, **changes)
+
+
+def test_models_that_cannot_be_stacked_run_one_after_another() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(50, 6, generator=draw), torch.arange(50) % 3
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    task = fl.Task(model, (x, y), (x, y))
+    options: Any = {"clients": fl.iid(50, 3), "rounds": 2, "batch_size": 6}
+    trials = fl.sweep(fl.FedSGD(lr=0.1), task, grid={"lr": [0.1, 0.2]}, **options)
+    rounds = list(trials)
+    for i, lr in enumerate((0.1, 0.2)):
+        alone = list(fl.fit(fl.FedSGD(lr=lr), task, **options))
+        assert [done[i].metrics for done in rounds] == [one.metrics for one in alone]
+
+
+def test_a_sweep_asked_for_loops_has_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlamb.simulate.vectorised.Stack.run", lambda *given: 1 / 0)
+    x, y = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    task = fl.Task(fl.mlp(2, [2], 2), (x, y), (x, y))
+    options: Any = {"clients": fl.iid(12, 2), "rounds": 1, "grid": {"lr": [0.1]}}
+    (done,) = fl.sweep(fl.FedSGD(lr=0.1), task, executor="loop", **options)
+    assert done[0].number == 1
+    with pytest.raises(ZeroDivisionError):
+        next(fl.sweep(fl.FedSGD(lr=0.1), task, **options))
+    with pytest.raises(fl.SettingError, match="for example"):
+        fl.sweep(fl.FedSGD(lr=0.1), task, seeds=3, **options)  # type: ignore[arg-type]

@@ -78,17 +78,26 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures: run what is not done yet, and print the table.
 
-    Finished trials lie in the results folder, a line each, and are never run again; after a kill,
-    the same command goes on to the same table. Where no tuned rates come along, the paper's grids
-    are searched first.
+    fig2 (IID) and fig3 (non-IID) have the panels mnist-mlp-1, mnist-cnn-1, fmnist-cnn-1 and, with
+    3 local epochs, mnist-mlp-3, mnist-cnn-3, fmnist-cnn-3; fig4 and table1 (ResNet-18)
+    cifar10-resnet18, cifar10-resnet18-iid, tiny-resnet18; fig5 (lazy synchronisation)
+    mnist-cnn-lazy, fmnist-cnn-lazy; fig6 (n = 200) mnist-cnn-200, fmnist-cnn-200. Beside the paper:
+    eps, first-round, allocation, norm.
 
-    Example: fedlamb reproduce fig2 --panel mnist-mlp-1 --seeds 1 --rounds 10
+    Finished trials lie in the results folder, a line each, and are never run again, those that
+    come with the project neither: with a --results folder of your own, all is run here. After a
+    kill, the same command goes on to the same table. Where no tuned rates come along, the paper's
+    grids are searched first. python paper/draw.py --results FOLDER --out FOLDER draws it.
+
+    Example: fedlamb reproduce fig2 --panel mnist-mlp-1 --seeds 1 --rounds 10 --results my-results
     """
     panels = panels_of(figure, panel)
     chosen = [name.strip() for name in (methods or "").split(",") if name.strip()]
     for name in chosen:
         if name not in METHODS:
             raise unknown_name("--methods", name, METHODS)
+    if results.exists() and not results.is_dir():
+        raise SettingError("--results", str(results), "is a file, and must be a folder")
     place = Results(results)
     engine = {
         "device": device or "auto",
@@ -136,6 +145,8 @@ def _run(wanted: Wanted, place: Results, engine: dict[str, str | None]) -> None:
                 shown.begin(name, total, 0)
             shown.rounds(done, best)
 
+        if not next_groups(wanted, place):
+            console.print(f"Nothing to run: all trials are in {place.path(wanted.panel)}")
         while groups := next_groups(wanted, place):
             for group in groups:
                 begun = ""
@@ -143,38 +154,46 @@ def _run(wanted: Wanted, place: Results, engine: dict[str, str | None]) -> None:
 
 
 def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, str | None]) -> None:
-    """Trials that can be told now, their steps, and an estimate from two rounds of each panel."""
+    """What is left, its steps, and an estimate from one round of each panel."""
     table = Table(title="To be run", title_justify="left")
-    for heading in ("panel", "method", "stage", "trials", "rounds", "local steps", "at most"):
-        table.add_column(heading, justify="left" if heading in ("panel", "method") else "right")
+    for heading in ("panel", "method", "stage", "trials", "rounds", "local steps", "about"):
+        left = heading in ("panel", "method")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
     total = 0.0
     for one in wanted:
         each: tuple[int, float] | None = None
         for group in next_groups(one, place):
             each = each or _measured(one, group, engine)
-            steps = len(group.points) * group.rounds * each[0]
-            seconds = len(group.points) * group.rounds * each[1]
-            total += seconds
-            trials = str(len(group.points))
-            cells = (one.panel.id, group.method, group.stage, trials, str(group.rounds))
-            table.add_row(*cells, f"{steps:,}", _time(seconds))
+            stages = [(group.stage, len(group.points), group.rounds)]
+            if group.stage == "grid":  # how many points go on is not known yet
+                stages.append(("final", one.seeds * (1 if one.panel.narrow else 5), one.rounds))
+            for stage, trials, rounds in stages:
+                seconds = trials * rounds * each[1]
+                total += seconds
+                steps = f"{trials * rounds * each[0]:,}"
+                cells = (one.panel.id, group.method, stage, str(trials), str(rounds), steps)
+                table.add_row(*cells, _time(seconds))
+    if not table.row_count:
+        console.print(f"Nothing to run: all trials are in {place.folder}")
+        return
     console.print(table)
+    where = environment()["gpu"] or "this CPU"
     console.print(
-        f"At most {_time(total)} on {environment()['gpu'] or 'this CPU'}, trial by trial; together "
-        "on a GPU they take less. What tuning finds best follows under all seeds."
+        f"About {_time(total)} on {where}, trial by trial; together on a GPU they take less. Five "
+        "points of each grid are reckoned to go on to the final stage."
     )
 
 
 def _measured(wanted: Wanted, group: Group, engine: dict[str, str | None]) -> tuple[int, float]:
     """Local steps of a round, and its seconds."""
     values, seed = group.points[0]
+    group = group._replace(rounds=max(2, group.rounds))
     experiment = experiment_of(wanted.panel, group, seed, wanted.select, engine)
     with decoding(experiment.data.name) as told:
         ((_, _, run),) = build_points(group.method, [(values, experiment)], told)
     next(run)
     begun = time.perf_counter()
-    if run.rounds > 1:
-        next(run)
+    next(run)
     seconds = time.perf_counter() - begun
     work = assignments(run.plan, 1, run.task.augments, run.weighting)
     return sum(len(each.sizes) for each in work), seconds
@@ -188,7 +207,7 @@ def _time(seconds: float) -> str:
 
 def _show(wanted: Wanted, place: Results) -> None:
     table = Table(title=wanted.panel.title, title_justify="left")
-    headings = ("method", "rates", "best", "final", "rounds to 90 %", "seeds", "tuning runs")
+    headings = ("method", "rates", "best", "final", "to 90 %", "seeds", "tuning runs")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("method", "rates") else "right")
     trials = place.trials(wanted.panel)

@@ -229,6 +229,10 @@ def _start(experiment: Experiment, folder: Path) -> None:
         console.print(f"Workers: {workers} ({why})")
         engine = experiment.engine.model_copy(update={"workers": workers})
         experiment = experiment.model_copy(update={"engine": engine})
+    cohort = len(built[0].plan.cohort(1))
+    if workers > cohort:
+        right = f"must be at most {cohort}, the clients of a round; more would have nothing to do"
+        raise SettingError("engine.workers", workers, right)
     settings = experiment.complete()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):

@@ -35,7 +35,8 @@ def sweep(
             "--grid",
             "-g",
             metavar="KEY=A,B,C",
-            help="Values of one hyper-parameter; may be repeated. By default the paper's grid.",
+            help="Values of one hyper-parameter; may be repeated. By default the paper's rates, "
+            "without weight decay.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, 2 and so on.")] = 1,
@@ -47,8 +48,9 @@ def sweep(
     """Run a grid of hyper-parameters and seeds as one program on one device.
 
     Results are those of separate runs. Prints the best points, by the mean over seeds of the best
-    test accuracy, and writes a folder with trials.jsonl, one line per trial. The same command
-    with the same --out goes on where it was broken off: finished trials are not run again.
+    test accuracy, and writes a folder with trials.jsonl, one line per trial. With the same --out,
+    finished trials are not run again; trials go forward together and end together, so a sweep
+    that is stopped before its end begins anew.
 
     Example: fedlamb sweep -m fed-lamb -g lr=0.01,0.03,0.1 -g weight_decay=0,0.01 --seeds 3
     """
@@ -79,12 +81,20 @@ def sweep(
         done = _finished(log)
         left = [p for p in points if _key(p[0], p[1].seed) not in done]
         if left:
-            for line in _run(method, left):
+            for line in _told_when_stopped(_run(method, left)):
                 with log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
         lines = list(_finished(log).values())
     _show(method, list(table), lines)
     console.print(f"Sweep folder: {folder}", soft_wrap=True)
+
+
+def _told_when_stopped(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    try:
+        yield from lines
+    except KeyboardInterrupt:
+        console.print("Stopped before the trials had ended; the same command begins them anew.")
+        raise typer.Exit(code=130) from None
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

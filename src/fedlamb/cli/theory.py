@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..errors import SettingError
 from ..files import write_text
 from ..reproduce import theory_figure
 from ..reproduce.theory import (
@@ -51,6 +52,8 @@ def theory(
     Example: fedlamb theory --seeds 20 --out paper/theory
     """
     theory_figure.require()
+    if out.exists() and not out.is_dir():
+        raise SettingError("--out", str(out), "is a file, and must be a folder")
     out.mkdir(parents=True, exist_ok=True)
     lines = list(_lines(_parts(seeds)))
     write_text(out / "theory.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

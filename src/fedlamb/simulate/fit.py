@@ -77,6 +77,9 @@ def fit(
     compile: whether local steps are compiled first, which takes tens of seconds and pays for
         long runs on a GPU.
     """
+    if not isinstance(task, Task):
+        right = "must be a fedlamb.Task(model, train=..., test=...)"
+        raise SettingError("task", type(task).__name__, right)
     rounds = whole_number("rounds", rounds, 1)
     batch_size, epochs = (
         whole_number("batch_size", batch_size, 1),
@@ -208,13 +211,16 @@ class Run(Iterator[Round]):
         saved.restore(self, Path(path))
 
 
+AS_ASKED = "as asked"
+
+
 def choose(executor: ExecutorName, task: Task) -> tuple[str, str]:
     """The executor's name and why it is the one."""
     if executor == "auto":
         return _best(task)
     if executor not in ("loop", "vectorised"):
         raise SettingError("executor", executor, "must be 'auto', 'loop' or 'vectorised'")
-    return executor, "as asked"
+    return executor, AS_ASKED
 
 
 def _best(task: Task) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import torch
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError
 from ..tasks.task import Task
-from .fit import Round, Run, fit
+from .fit import AS_ASKED, Round, Run, fit
 from .messages import take_apart
 from .vectorised import Family, Stack, Trial
 from .work import Assignment, assignments
@@ -37,9 +37,11 @@ def sweep(
     """Every combination of the grid's values with every seed; results equal separate runs.
 
     grid: field of the algorithm -> its values, for example {"lr": [0.01, 0.03]}.
-    options: as for `fit`: clients, rounds, fraction, batch_size, epochs, weighting, compile.
+    seeds: for example (0, 1, 2).
+    options: as for `fit`: clients, rounds, fraction, batch_size, epochs, weighting, executor.
+    Models with buffers such as batch norm's, or in reduced precision, are run one after another.
     """
-    if not seeds:
+    if isinstance(seeds, int) or not seeds:
         raise SettingError("seeds", seeds, "must name at least one seed, for example (0, 1, 2)")
     for name, values in grid.items():
         known = [f.name for f in fields(algorithm)]  # type: ignore[arg-type]
@@ -89,6 +91,10 @@ class Sweep(Iterator[list[Round | None]]):
         found: list[Round | None] = [None] * len(self.points)
         for kind, members in groups.items():
             first = self.points[members[0]].run
+            if not _stacks(first):
+                for i in members:
+                    found[i] = next(self.points[i].run)
+                continue
             if kind[0] not in self._stacks:
                 self._stacks[kind[0]] = Stack(first.task, self._compile)
             stack = self._stacks[kind[0]]
@@ -158,6 +164,12 @@ class Sweep(Iterator[list[Round | None]]):
             self._planned = {k: v for k, v in self._planned.items() if k[-1] >= number - 1}
             self._planned[whole] = assignments(plan, number, run.task.augments, run.weighting)
         return self._planned[whole]
+
+
+def _stacks(run: Run) -> bool:
+    """Whether trials like this one can run as one program; if not, they run one after another."""
+    asked_for_loop = run.executor == "loop" and run.reason == AS_ASKED
+    return run.task.precision == "float32" and not run.task.buffers and not asked_for_loop
 
 
 def _kind(run: Run) -> tuple[Any, ...]:
