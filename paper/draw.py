@@ -47,15 +47,15 @@ SEEDS = 3
 
 def chosen_lines(results: Results, panel: Panel, curve: Curve, select: str) -> list[Line]:
     """The whole runs, one for each seed, at the point that was chosen."""
-    lines = of_curve(results.trials(panel), curve, select)
-    rounds = rounds_of(lines, panel)
+    trials = results.trials(panel)
+    rounds, lines = rounds_of(list(trials.values())), of_curve(trials, curve, select)
     choice = choose(lines, rounds, select)
     return final_lines(lines, choice.values, rounds, SEEDS) if choice else []
 
 
-def rounds_of(lines: Sequence[Line], panel: Panel) -> int:
-    """Of the longest runs that there are; the paper's number where it was reached."""
-    return max((line["rounds"] for line in lines), default=panel.rounds)
+def rounds_of(lines: Sequence[Line]) -> int:
+    """Of the longest runs of a panel: the paper's number, unless fewer were asked for."""
+    return max((line["rounds"] for line in lines), default=0)
 
 
 def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: Path) -> bool:
