@@ -242,3 +242,24 @@ def test_every_figure_is_drawn_from_the_logs_alone(tmp_path: Path) -> None:
     assert "96.90 ± 0.10 % | 96.90 ± 0.10 % | 1 | 1 | 3 | 6 |" in table
     now = [p.stat().st_mtime_ns for p in sorted(script.parent.glob("figures/*"))]
     assert now == drawn_before  # elsewhere, nothing is touched
+
+
+def test_ctrl_c_and_a_folder_in_use_are_told(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedlamb.cli import reproduce as command
+    from fedlamb.files import exclusive
+
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    options = ["reproduce", "fig2", "--device", "cpu", "--results", str(tmp_path)]
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "run_group", stopped)
+        done = CliRunner().invoke(app, options)
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in done.output
+    with exclusive(tmp_path / ".lock", wait=False):
+        busy = CliRunner().invoke(app, options)
+    assert isinstance(busy.exception, SettingError)
+    assert "in use by another process" in str(busy.exception)

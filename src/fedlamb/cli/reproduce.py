@@ -115,7 +115,10 @@ def reproduce(
                 _run(one, place, engine)
                 _show(one, place)
     except BlockingIOError:
-        raise SettingError("results", str(results), "is in use by another process") from None
+        raise SettingError("--results", str(results), "is in use by another process") from None
+    except KeyboardInterrupt:
+        console.print("Stopped; what is done is kept, and the same command goes on from there.")
+        raise typer.Exit(code=130) from None
     console.print(f"Results: {results}", soft_wrap=True)
 
 
