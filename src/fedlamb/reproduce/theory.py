@@ -25,8 +25,10 @@ from torch.func import vmap
 
 from ..algorithm import AnyAlgorithm, Kept
 from ..algorithms import FedAMS, FedLAMB
+from ..local_round import local_round
 from ..schedules import StepDecay
-from ..trees import Scalar, Tree, tree_map
+from ..tasks.images import Batch
+from ..trees import Tree, tree_map
 
 Line = dict[str, Any]
 """One line of theory.jsonl: experiment, settings, seed, and what was measured."""
@@ -258,7 +260,7 @@ def trajectory(
     for _ in range(rounds):
         sent = algorithm.broadcast(server)
         noises = [(noise() if noise else exact).flatten(0, 2) for _ in range(steps)]
-        client, report = vmap(partial(_local_round, algorithm, gradient, sent))(
+        client, report = vmap(partial(_client_round, algorithm, gradient, sent))(
             client, rows(sent.params), rows(sent.v_hat.tree), centres.flatten(0, 2), noises
         )
         server = algorithm.server_update(server, type(report)(*map(over_clients, report)))
@@ -266,7 +268,21 @@ def trajectory(
         yield server
 
 
-def _local_round(
+class _Exact(NamedTuple):
+    """Gradients of one client's loss; a batch is the noise that a stochastic one has."""
+
+    gradient: Gradient
+    centre: Tensor
+
+    def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
+        exact = self.full(params, buffers, batch)
+        return {"x": exact["x"] + batch.rows}, buffers, params["x"].new_zeros(())
+
+    def full(self, params: Tree, buffers: Tree, data: Batch) -> Tree:
+        return {"x": self.gradient(params["x"], self.centre)}
+
+
+def _client_round(
     algorithm: AnyAlgorithm,
     gradient: Gradient,
     sent: Any,
@@ -277,14 +293,11 @@ def _local_round(
     noises: list[Tensor],
 ) -> Any:
     sent = sent._replace(params=params, v_hat=Kept(sent.v_hat.version, v_hat))
-
-    def grad_at(noise: Scalar, x: Tree) -> Tree:
-        return {"x": gradient(x["x"], centre) + noise}
-
-    local = algorithm.client_begin(client, sent, partial(grad_at, 0.0))
-    for noise in noises:
-        local = algorithm.client_step(local, sent, partial(grad_at, noise))
-    return algorithm.client_end(local, sent)
+    batches = [Batch(noise) for noise in noises]
+    done = local_round(
+        algorithm, _Exact(gradient, centre), client, sent, {}, Batch(centre), batches
+    )
+    return done.client, done.report
 
 
 class Measured(NamedTuple):
