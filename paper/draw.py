@@ -199,7 +199,7 @@ def main() -> None:
     drawn = [name for name, panels in figures.items() if draw_figure(name, panels, results, folder)]
     (given.out / "tables.md").write_text("\n".join(tables(results)) + "\n", encoding="utf-8")
     if given.out == HERE:
-        TUNED.write_text(json.dumps(tuned_table(results), indent=1) + "\n", encoding="utf-8")
+        TUNED.write_text(json.dumps(tuned_table(results, SEEDS), indent=1) + "\n", encoding="utf-8")
     print(f"drawn: {', '.join(drawn)}; tables.md")
 
 

@@ -162,6 +162,35 @@ def test_of_a_narrow_panel_only_the_best_point_goes_on(small: Panel, tmp_path: P
     assert (second.rounds, second.points) == (20, [({"lr": 0.1}, 0), ({"lr": 0.1}, 1)])
 
 
+def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"fed-sgd": {"lr": 0.5}}
+    monkeypatch.setattr(
+        study, "tuned_values", lambda wanted, curve, results: known.get(curve.label)
+    )
+    wanted, results = Wanted(small, small.curves, 10, 2, "test", False), Results(tmp_path)
+    sgd, ams = next_groups(wanted, results)
+    assert (sgd.stage, sgd.points) == ("final", [({"lr": 0.5}, 0), ({"lr": 0.5}, 1)])
+    assert (ams.stage, len(ams.points)) == ("grid", 10)
+    monkeypatch.setattr(study, "PANELS", (small,))
+    for lr in Curve("fed-sgd").grid()["lr"]:
+        results.append(small, line(lr, 0.0, lr))
+    results.append(small, line(0.5, *[0.9] * 10))
+    assert study.tuned_table(results, 1) == {}  # two more rates go on
+    for lr in (0.1, 0.3):
+        results.append(small, line(lr, *[0.8] * 10))
+    assert study.tuned_table(results, 1) == {"fig2/digits": {"test": {"fed-sgd": {"lr": 0.5}}}}
+    monkeypatch.undo()
+    monkeypatch.setattr(study, "PANELS", (small,))
+    taken = replace(small, name="taken", tuned_as=small.id)
+    lazy = Curve("fed-sgd", {"weight_decay": 0.1})
+    (group,) = next_groups(Wanted(taken, (lazy,), 10, 1, "test", False), results)
+    assert group.points == [({"lr": 0.5, "weight_decay": 0.1}, 0)]
+    with pytest.raises(SettingError, match="reproduce fig2 --panel digits --tune finds them"):
+        next_groups(Wanted(taken, (Curve("mime"),), 10, 1, "test", False), results)
+
+
 def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: Path) -> None:
     def go_on(folder: Path, dies_after: int | None = None) -> None:
         wanted = Wanted(small, small.curves[:1], 10, 2, "test", True)

@@ -8,10 +8,9 @@ import typer
 from rich.table import Table
 
 from ..errors import SettingError, unknown_name
-from ..files import exclusive
-from ..records import environment
+from ..records import environment, locked
 from ..report.table import spread
-from ..reproduce.panels import METHODS, Panel, panels_of
+from ..reproduce.panels import METHODS, panels_of
 from ..reproduce.results import (
     Results,
     accuracies,
@@ -26,6 +25,7 @@ from ..reproduce.study import (
     experiment_of,
     next_groups,
     run_group,
+    searches,
     tuned_values,
 )
 from ..reproduce.trials import build_points
@@ -103,37 +103,24 @@ def reproduce(
         "device": device or "auto",
         "root": None if data_root is None else str(data_root.absolute()),
     }
-    wanted = [_wanted(p, chosen, rounds, seeds, select, tune) for p in panels]
-    wanted = [w for w in wanted if w.curves]
+    wanted = []
+    for one in panels:
+        curves = tuple(c for c in one.curves if not chosen or c.method in chosen)
+        if curves:
+            wanted.append(Wanted(one, curves, rounds or one.rounds, seeds, select, tune))
     if dry_run:
         _say_what(wanted, place, engine)
         return
     results.mkdir(parents=True, exist_ok=True)
     try:
-        with exclusive(results / ".lock", wait=False):
-            for one in wanted:
-                _run(one, place, engine)
-                _show(one, place)
-    except BlockingIOError:
-        raise SettingError("--results", str(results), "is in use by another process") from None
+        with locked(results):
+            for part in wanted:
+                _run(part, place, engine)
+                _show(part, place)
     except KeyboardInterrupt:
         console.print("Stopped; what is done is kept, and the same command goes on from there.")
         raise typer.Exit(code=130) from None
     console.print(f"Results: {results}", soft_wrap=True)
-
-
-def _wanted(
-    panel: Panel,
-    methods: list[str],
-    rounds: int | None,
-    seeds: int,
-    select: Literal["test", "validation"],
-    tune: bool,
-) -> Wanted:
-    curves = tuple(c for c in panel.curves if not methods or c.method in methods)
-    unknown = any(tuned_values(panel, curve, select) is None for curve in curves)
-    search = panel.tuned_as is None and (tune or unknown)
-    return Wanted(panel, curves, rounds or panel.rounds, seeds, select, search)
 
 
 def _run(wanted: Wanted, place: Results, engine: dict[str, str | None]) -> None:
@@ -216,16 +203,17 @@ def _show(wanted: Wanted, place: Results) -> None:
     trials = place.trials(wanted.panel)
     for curve in wanted.curves:
         lines = of_curve(trials, curve, wanted.select)
-        if wanted.tune:
+        searched = searches(wanted, curve, place)
+        if searched:
             choice = choose(lines, wanted.rounds, wanted.select)
             values = choice.values if choice else None
         else:
-            values = tuned_values(wanted.panel, curve, wanted.select)
+            values = tuned_values(wanted, curve, place)
         own = final_lines(lines, values, wanted.rounds, wanted.seeds)
         if values is None or not own:
             continue
         rates = ", ".join(f"{k}={v}" for k, v in values.items() if k not in curve.fixed)
-        tuning = str(len(lines)) if wanted.tune else "-"
+        tuning = str(len(lines)) if searched else "-"
         table.add_row(
             curve.label,
             rates,

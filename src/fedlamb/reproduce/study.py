@@ -37,6 +37,7 @@ class Wanted(NamedTuple):
     seeds: int
     select: Select
     tune: bool
+    """Whether to search also where tuned rates come along."""
 
 
 class Group(NamedTuple):
@@ -68,12 +69,19 @@ def survivors(lines: Sequence[Line], select: str) -> list[dict[str, Any]]:
     return [line["values"] for line in ranked if line in kept]
 
 
+def searches(wanted: Wanted, curve: Curve, results: Results) -> bool:
+    """Whether a curve's rates are searched for: where asked, and where none come along."""
+    if wanted.panel.tuned_as:
+        return False
+    return wanted.tune or tuned_values(wanted, curve, results) is None
+
+
 def next_groups(wanted: Wanted, results: Results) -> list[Group]:
     """What can be run now and is not done; more may follow from it."""
     done = results.trials(wanted.panel)
     found = []
     for curve in wanted.curves:
-        stages = _stages(wanted, curve, done)
+        stages = _stages(wanted, curve, results, done)
         for stage, rounds, points in stages:
             left = [
                 (values, seed)
@@ -87,15 +95,17 @@ def next_groups(wanted: Wanted, results: Results) -> list[Group]:
 
 
 def _stages(
-    wanted: Wanted, curve: Curve, done: Mapping[str, Line]
+    wanted: Wanted, curve: Curve, results: Results, done: Mapping[str, Line]
 ) -> Iterator[tuple[str, int, list[tuple[dict[str, Any], int]]]]:
     seeds = range(wanted.seeds)
-    if not wanted.tune:
-        known = tuned_values(wanted.panel, curve, wanted.select)
+    if not searches(wanted, curve, results):
+        known = tuned_values(wanted, curve, results)
         if known is None:
-            source = wanted.panel.tuned_as or wanted.panel.id
-            right = f"has no tuned rates yet; fedlamb reproduce {source.replace('/', ' --panel ')} "
-            raise SettingError("panel", wanted.panel.id, f"{right}--tune finds them")
+            source = str(wanted.panel.tuned_as).replace("/", " --panel ")
+            right = (
+                f"takes the rates of another panel: fedlamb reproduce {source} --tune finds them"
+            )
+            raise SettingError("panel", wanted.panel.id, right)
         yield "final", wanted.rounds, [(known, seed) for seed in seeds]
         return
     narrow = wanted.panel.narrow
@@ -182,10 +192,7 @@ def _trial(
         "select": select,
         "stage": group.stage,
         "status": "finished" if len(lines) == group.rounds else "diverged",
-        **{name: kept.get(name, []) for name in ("test_accuracy", "train_loss")},
-        **(
-            {"validation_accuracy": kept.get("validation_accuracy", [])} if select != "test" else {}
-        ),
+        **kept,
         "uplink_bytes": sum(line["uplink_bytes"] for line in lines),
         "downlink_bytes": sum(line["downlink_bytes"] for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
@@ -202,25 +209,36 @@ def _short(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def tuned_values(panel: Panel, curve: Curve, select: str) -> dict[str, Any] | None:
-    """The rates that tuning chose for a curve, as they come with the package."""
-    table = json.loads(files(__package__).joinpath("tuned.json").read_text(encoding="utf-8"))
-    like = Curve(curve.method) if panel.tuned_as else curve
-    found = table.get(panel.tuned_as or panel.id, {}).get(select, {}).get(like.label)
+def tuned_values(wanted: Wanted, curve: Curve, results: Results) -> dict[str, Any] | None:
+    """The rates that tuning chose for a curve: in these results, or as the package has them."""
+    panel, like = wanted.panel, curve
+    if panel.tuned_as:
+        (panel,) = (p for p in PANELS if p.id == wanted.panel.tuned_as)
+        like = Curve(curve.method)
+    found = chosen_values(panel, like, wanted.select, wanted.seeds, results)
+    if found is None:
+        table = json.loads(files(__package__).joinpath("tuned.json").read_text(encoding="utf-8"))
+        found = table.get(panel.id, {}).get(wanted.select, {}).get(like.label)
     return None if found is None else {**found, **curve.fixed}
 
 
-def tuned_table(results: Results) -> dict[str, Any]:
+def chosen_values(
+    panel: Panel, curve: Curve, select: Select, seeds: int, results: Results
+) -> dict[str, Any] | None:
+    """What a complete tuning with so many seeds chose; None where it is not complete."""
+    wanted = Wanted(panel, (curve,), panel.rounds, seeds, select, tune=True)
+    lines = of_curve(results.trials(panel), curve, select)
+    choice = choose(lines, panel.rounds, select)
+    return None if choice is None or next_groups(wanted, results) else choice.values
+
+
+def tuned_table(results: Results, seeds: int) -> dict[str, Any]:
     """What `tuned.json` holds, made from results: panel -> how it was chosen -> curve -> values."""
     table: dict[str, Any] = {}
-    for panel in PANELS:
-        if panel.tuned_as:
-            continue
-        trials = results.trials(panel)
-        for select in ("test", "validation"):
-            for curve in panel.curves:
-                choice = choose(of_curve(trials, curve, select), panel.rounds, select)
-                if choice is not None:
-                    of = table.setdefault(panel.id, {}).setdefault(select, {})
-                    of[curve.label] = choice.values
+    selects: tuple[Select, ...] = ("test", "validation")
+    for panel, select in product(PANELS, selects):
+        for curve in () if panel.tuned_as else panel.curves:
+            values = chosen_values(panel, curve, select, seeds, results)
+            if values is not None:
+                table.setdefault(panel.id, {}).setdefault(select, {})[curve.label] = values
     return table

@@ -17,10 +17,10 @@ from ..records import RunFolder, conduct
 from ..simulate.fit import Round
 from ..simulate.sweep import Point, Sweep
 from ..tasks.decoded import Report
+from .results import Line
 
 Told = Callable[[int, int, float | None], None]
 """Rounds done, rounds in all, best accuracy so far."""
-Line = dict[str, Any]
 
 
 def build_points(
