@@ -17,8 +17,14 @@ from fedlamb.reproduce import panels, study
 from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Results, choose, of_curve
 from fedlamb.reproduce.study import Wanted, horizon, next_groups, survivors
+from fedlamb.reproduce.trials import Bench
+from fedlamb.simulate.sweep import Together
 
-ENGINE = {"device": "cpu", "root": None}
+ENGINE = {"device": "cpu", "compile": False, "root": None}
+
+
+def nobody(*now: Any) -> None:
+    """Progress that nobody watches."""
 
 
 def test_every_panel_has_valid_settings_and_the_papers_protocol() -> None:
@@ -162,6 +168,29 @@ def test_of_a_narrow_panel_only_the_best_point_goes_on(small: Panel, tmp_path: P
     assert (second.rounds, second.points) == (20, [({"lr": 0.1}, 0), ({"lr": 0.1}, 1)])
 
 
+def test_the_three_best_whole_runs_go_on_under_the_other_seeds(
+    small: Panel, tmp_path: Path
+) -> None:
+    wanted, results = Wanted(small, small.curves[:1], 10, 3, "test", True), Results(tmp_path)
+    rates = small.curves[0].grid()["lr"]
+    for lr in rates:  # all alike at first, so that six go on
+        results.append(small, line(lr, 0.8, 0.9))
+    (whole,) = next_groups(wanted, results)
+    assert (whole.stage, whole.rounds) == ("whole", 10)
+    assert [(v["lr"], seed) for v, seed in whole.points] == [(lr, 0) for lr in rates[:6]]
+    for number, lr in enumerate(rates[:6]):
+        results.append(small, line(lr, *[0.5 + number / 100] * 10))
+    (final,) = next_groups(wanted, results)
+    best = [0.05, 0.03, 0.01]
+    assert [(v["lr"], seed) for v, seed in final.points] == [(a, s) for a in best for s in (1, 2)]
+    for lr, seed in [(a, s) for a in best for s in (1, 2)]:
+        results.append(small, line(lr, *[0.9 if lr == 0.03 else 0.6] * 10, seed=seed))
+    assert next_groups(wanted, results) == []
+    chosen = choose(of_curve(results.trials(small), small.curves[0], "test"), 10, "test")
+    assert chosen is not None
+    assert (chosen.values, chosen.tried, chosen.runs) == ({"lr": 0.03}, 9, 21)
+
+
 def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(
     small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,10 +231,12 @@ def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: 
             if lines == dies_after:
                 raise KeyboardInterrupt
 
-        results = Results(folder)
+        results, bench = Results(folder), Bench(Together())
         while groups := next_groups(wanted, results):
             for group in groups:
-                study.run_group(wanted, group, results, ENGINE, told, lambda done, total: None)
+                study.run_group(
+                    wanted, group, results, ENGINE, bench, told, lambda done, total: None
+                )
 
     go_on(tmp_path / "whole")
     for dies_after in (1, 5, 21, 40):
@@ -224,7 +255,7 @@ def test_validation_holds_out_rows_and_decides_by_the_last_round(
     wanted = Wanted(small, small.curves[:1], 2, 1, "validation", True)
     results = Results(tmp_path)
     (group,) = next_groups(wanted, results)
-    study.run_group(wanted, group, results, ENGINE, lambda *now: None, lambda done, total: None)
+    study.run_group(wanted, group, results, ENGINE, Bench(Together()), nobody, nobody)
     lines = list(results.trials(small).values())
     assert len(lines) == 9
     assert all(len(x["validation_accuracy"]) == 2 for x in lines)
@@ -288,7 +319,7 @@ def test_ctrl_c_and_a_folder_in_use_are_told(
         done = CliRunner().invoke(app, options)
     assert done.exit_code == 130
     assert "the same command goes on from there" in done.output
-    with exclusive(tmp_path / ".lock", wait=False):
+    with exclusive(tmp_path / ".fig2-digits.jsonl.lock", wait=False):
         busy = CliRunner().invoke(app, options)
     assert isinstance(busy.exception, SettingError)
     assert "in use by another process" in str(busy.exception)

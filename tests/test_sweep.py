@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedlamb as fl
+from fedlamb.simulate.sweep import Point, Sweep, Together
 from problems import Small
 from test_executors import METHODS
 
@@ -64,6 +65,27 @@ def test_chunks_of_trials_give_the_same(monkeypatch: Any) -> None:
     for one, two in zip(whole, parts, strict=True):
         for a, b in zip(one, two, strict=True):
             assert a.metrics == pytest.approx(b.metrics, rel=1e-12)
+
+
+def test_later_sweeps_use_the_same_programs_also_where_they_differ_otherwise() -> None:
+    small, together = Small(), Together(at_once=3)
+    task, options = small.task(), {"clients": small.clients(), "rounds": 3, "batch_size": 3}
+    algorithms = [
+        [fl.FedLAMB(lr=lr) for lr in (0.01, 0.02, 0.05, 0.1)],
+        [fl.FedLAMB(lr=0.3)],
+        [fl.FedLAMB(lr=0.05, eps=eps, weight_decay=0.1) for eps in (1e-4, 1e-2)],
+    ]
+    for some in algorithms:
+        points = [Point({}, 0, fl.fit(each, task, **options)) for each in some]
+        rounds = list(Sweep(points, together))
+        for i, each in enumerate(some):
+            for done in fl.fit(each, task, **options):
+                found = rounds[done.number - 1][i]
+                assert found is not None
+                assert found.metrics == pytest.approx(done.metrics, rel=1e-9)
+    (family,) = together._families.values()
+    assert family.varied == ("lr", "eps", "weight_decay")
+    assert set(together._sizes.values()) == {3}
 
 
 @pytest.mark.parametrize(

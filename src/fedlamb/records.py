@@ -179,12 +179,15 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time in a run folder."""
+    """One process at a time in a run folder, or at a file of results."""
+    lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
     with ExitStack() as held:
         try:
-            held.enter_context(exclusive(path / ".lock", wait=False))
+            held.enter_context(exclusive(lock, wait=False))
         except OSError as error:
             raise SettingError(
-                "run folder", str(path), "is in use by another process; wait until it has ended"
+                "run folder" if path.is_dir() else "results",
+                str(path),
+                "is in use by another process; wait until it has ended",
             ) from error
         yield

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -28,7 +28,8 @@ from ..reproduce.study import (
     searches,
     tuned_values,
 )
-from ..reproduce.trials import build_points
+from ..reproduce.trials import Bench
+from ..simulate.sweep import Together
 from ..simulate.work import assignments
 from .display import console, decoding, progress
 from .runs import DataRoot, Device
@@ -75,6 +76,10 @@ def reproduce(
     ] = Path("paper/results"),
     data_root: DataRoot = None,
     device: Device = None,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile local steps; pays for whole panels on a GPU."),
+    ] = False,
 ) -> None:
     """Reproduce the paper's figures: run what is not done yet, and print the table.
 
@@ -86,8 +91,9 @@ def reproduce(
 
     Finished trials lie in the results folder, a line each, and are never run again, those that
     come with the project neither: with a --results folder of your own, all is run here. After a
-    kill, the same command goes on to the same table. Where no tuned rates come along, the paper's
-    grids are searched first. python paper/draw.py --results FOLDER --out FOLDER draws it.
+    kill, the same command goes on to the same table. Several panels may run side by side. Where no
+    tuned rates come along, the paper's grids are searched first. python paper/draw.py --results
+    FOLDER --out FOLDER draws it.
 
     Example: fedlamb reproduce fig2 --panel mnist-mlp-1 --seeds 1 --rounds 10 --results my-results
     """
@@ -99,8 +105,9 @@ def reproduce(
     if results.exists() and not results.is_dir():
         raise SettingError("--results", str(results), "is a file, and must be a folder")
     place = Results(results)
-    engine = {
+    engine: dict[str, Any] = {
         "device": device or "auto",
+        "compile": compile,
         "root": None if data_root is None else str(data_root.absolute()),
     }
     wanted = []
@@ -113,20 +120,20 @@ def reproduce(
         return
     results.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(results):
-            for part in wanted:
+        for part in wanted:
+            with locked(place.path(part.panel)):
                 _run(part, place, engine)
-                _show(part, place)
+            _show(part, place)
     except KeyboardInterrupt:
         console.print("Stopped; what is done is kept, and the same command goes on from there.")
         raise typer.Exit(code=130) from None
     console.print(f"Results: {results}", soft_wrap=True)
 
 
-def _run(wanted: Wanted, place: Results, engine: dict[str, str | None]) -> None:
+def _run(wanted: Wanted, place: Results, engine: dict[str, Any]) -> None:
     console.print(f"{wanted.panel.title} ({wanted.panel.id})")
     with decoding(wanted.panel.settings["data"]["name"]) as told, progress() as shown:
-        begun = ""
+        begun, bench = "", Bench(_together(engine["compile"]))
 
         def on_round(name: str, done: int, total: int, best: float | None) -> None:
             nonlocal begun
@@ -140,10 +147,16 @@ def _run(wanted: Wanted, place: Results, engine: dict[str, str | None]) -> None:
         while groups := next_groups(wanted, place):
             for group in groups:
                 begun = ""
-                run_group(wanted, group, place, engine, on_round, told)
+                run_group(wanted, group, place, engine, bench, on_round, told)
 
 
-def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, str | None]) -> None:
+def _together(compile: bool) -> Together:
+    """Compiled, all groups of trials run by the same programs, three at once: 75 small models fill
+    a GPU, and grids and seeds come in threes."""
+    return Together(compile, at_once=3 if compile else None)
+
+
+def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> None:
     """What is left, its steps, and an estimate from one round of each panel."""
     table = Table(title="To be run", title_justify="left")
     for heading in ("panel", "method", "stage", "trials", "rounds", "local steps", "about"):
@@ -156,7 +169,7 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, str | None
             each = each or _measured(one, group, engine)
             stages = [(group.stage, len(group.points), group.rounds)]
             if group.stage == "grid":  # how many points go on is not known yet
-                stages.append(("final", one.seeds * (1 if one.panel.narrow else 5), one.rounds))
+                stages += _after_grid(one)
             for stage, trials, rounds in stages:
                 seconds = trials * rounds * each[1]
                 total += seconds
@@ -170,17 +183,24 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, str | None
     where = environment()["gpu"] or "this CPU"
     console.print(
         f"About {_time(total)} on {where}, trial by trial; together on a GPU they take less. Five "
-        "points of each grid are reckoned to go on to the final stage."
+        "points of each grid are reckoned to go on."
     )
 
 
-def _measured(wanted: Wanted, group: Group, engine: dict[str, str | None]) -> tuple[int, float]:
+def _after_grid(wanted: Wanted) -> list[tuple[str, int, int]]:
+    """(stage, trials, rounds) of what follows, if five points go on."""
+    if wanted.panel.narrow:
+        return [("final", wanted.seeds, wanted.rounds)]
+    return [("whole", 5, wanted.rounds), ("final", 3 * (wanted.seeds - 1), wanted.rounds)]
+
+
+def _measured(wanted: Wanted, group: Group, engine: dict[str, Any]) -> tuple[int, float]:
     """Local steps of a round, and its seconds."""
     values, seed = group.points[0]
     group = group._replace(rounds=max(2, group.rounds))
     experiment = experiment_of(wanted.panel, group, seed, wanted.select, engine)
     with decoding(experiment.data.name) as told:
-        ((_, _, run),) = build_points(group.method, [(values, experiment)], told)
+        ((_, _, run),) = Bench(Together()).points(group.method, [(values, experiment)], told)
     next(run)
     begun = time.perf_counter()
     next(run)

@@ -19,7 +19,8 @@ from ..experiment import Experiment, build_algorithm, load_experiment
 from ..records import environment, locked, summary_of, write_json
 from ..report.table import percent, spread
 from ..reproduce.panels import PAPER
-from ..reproduce.trials import build_points, run_together
+from ..reproduce.trials import Bench
+from ..simulate.sweep import Together
 from .display import console, decoding
 from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options
 
@@ -150,8 +151,9 @@ def _finished(log: Path) -> dict[str, dict[str, Any]]:
 
 def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterator[dict[str, Any]]:
     """A line for each trial, once all are done."""
+    bench = Bench(Together(points[0][1].engine.compile))
     with decoding(points[0][1].data.name) as told:
-        trials = build_points(method, points, told)
+        trials = bench.points(method, points, told)
     rounds = trials[0].run.rounds
     console.print(
         f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
@@ -174,7 +176,7 @@ def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterat
             if not console.is_terminal and number % max(1, total // 10) == 0:
                 console.print(f"round {number}/{total}  best {percent(best)}")
 
-        found = run_together(trials, on_round)
+        found = bench.run_together(trials, on_round)
     seconds = time.perf_counter() - begun
     for point, table in zip(trials, found, strict=True):
         status = "diverged" if point.run.diverged else "finished"

@@ -1,11 +1,12 @@
 """A panel's trials: which there are, which are left, and how they are run.
 
-Tuning is successive halving in two stages. First, every point of the paper's grid under one seed
-for a fifth of the rounds. Then, under all seeds for all rounds: the points within half a percentage
-point of the best (six at most), the best point of each of the three best rates, and that of the
-rate below the best one, since lower rates are slower at first and may end higher. The point with
-the best mean is chosen. A narrow panel (ResNet-18) has part of the grid, a tenth of the rounds for
-its first stage, and only the best point goes on.
+Tuning is successive halving in three stages. First, every point of the paper's grid under one seed
+for a fifth of the rounds. Then, under the same seed for all rounds: the points within half a
+percentage point of the best (six at most), the best point of each of the three best rates, and that
+of the rate below the best one, since lower rates are slower at first and may end higher. Last, the
+three best of these under the other seeds. The point with the best mean is chosen. A narrow panel
+(ResNet-18) has part of the grid, a tenth of the rounds for its first stage, and only the best point
+goes on, under all seeds.
 """
 
 import hashlib
@@ -21,11 +22,12 @@ from ..experiment import Experiment, validate
 from ..tasks.decoded import Report
 from .panels import PANELS, Curve, Panel
 from .results import DIGITS, Line, Results, choose, key_of, of_curve, score
-from .trials import Told, build_points, run_alone, run_together
+from .trials import Bench, Told, run_alone
 
 Select = Literal["test", "validation"]
 SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
 _NEAR, _MOST, _RATES = 0.005, 6, 3
+_SEEDED = 3  # points that are run under all seeds
 
 
 class Wanted(NamedTuple):
@@ -116,6 +118,12 @@ def _stages(
         keys = {_key(curve.method, values, 0, short, wanted.select) for values in points}
         first = [line for key, line in done.items() if key in keys]
         points = survivors(first, wanted.select)[: 1 if narrow else None]
+    if len(points) > _SEEDED:
+        yield "whole", wanted.rounds, [(values, 0) for values in points]
+        keys = {_key(curve.method, values, 0, wanted.rounds, wanted.select) for values in points}
+        whole = [line for key, line in done.items() if key in keys]
+        ranked = sorted(whole, key=lambda line: -score(line, wanted.select))
+        points = [line["values"] for line in ranked[:_SEEDED]]
     yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
 
 
@@ -129,6 +137,7 @@ def run_group(
     group: Group,
     results: Results,
     engine: Mapping[str, Any],
+    bench: Bench,
     told: Callable[[str, int, int, float | None], None],
     decoded: Report,
 ) -> None:
@@ -138,7 +147,7 @@ def run_group(
         seed: experiment_of(panel, group, seed, wanted.select, engine)
         for seed in {seed for _, seed in group.points}
     }
-    points = build_points(
+    points = bench.points(
         group.method, [(values, experiments[seed]) for values, seed in group.points], decoded
     )
     first = points[0].run
@@ -152,7 +161,7 @@ def run_group(
 
     if first.task.device.type == "cuda" and first.executor == "vectorised":
         name = f"{group.method} × {len(points)}"
-        lines = run_together(points, lambda *now: told(name, *now))
+        lines = bench.run_together(points, lambda *now: told(name, *now))
         for number, rounds in enumerate(lines):
             keep(number, rounds)
         return
@@ -175,7 +184,11 @@ def experiment_of(
     if select == "validation":
         table["data"]["validation"] = SHARE
     table["federation"]["rounds"] = group.rounds
-    table |= {"title": panel.title, "seed": seed, "engine": {"device": engine["device"]}}
+    table |= {
+        "title": panel.title,
+        "seed": seed,
+        "engine": {k: engine[k] for k in ("device", "compile")},
+    }
     return validate({**table, "algorithms": {group.method: group.points[0][0]}})
 
 

@@ -15,49 +15,66 @@ from ..experiment import (
 )
 from ..records import RunFolder, conduct
 from ..simulate.fit import Round
-from ..simulate.sweep import Point, Sweep
+from ..simulate.sweep import Point, Sweep, Together
+from ..tasks.datasets import Dataset
 from ..tasks.decoded import Report
+from ..tasks.task import Task
 from .results import Line
 
 Told = Callable[[int, int, float | None], None]
 """Rounds done, rounds in all, best accuracy so far."""
 
 
-def build_points(
-    method: str,
-    points: Sequence[tuple[dict[str, Any], Experiment]],
-    decoded: Report = lambda done, total: None,
-) -> list[Point]:
-    """A run for each (values, experiment); the experiments differ in their seeds alone."""
-    plain = None if points[0][1].data.validation else load_data(points[0][1], decoded)
-    there = None if plain is None else plain.to(device_of(points[0][1].engine))
-    shared: dict[int, tuple[Any, Any]] = {}
-    found = []
-    for values, experiment in points:
-        if experiment.seed not in shared:
-            data = plain or load_data(experiment, decoded)  # what is held out depends on the seed
-            task = build_task(experiment, there or data.to(device_of(experiment.engine)))
-            clients = build_clients(experiment.split, data, experiment.seed)
-            shared[experiment.seed] = task, clients
-        task, clients = shared[experiment.seed]
-        table = {**experiment.algorithms.get(method, {}), **values}
-        changed = experiment.with_method(method, table)
-        run = build_run(changed, method, task=task, clients=clients)
-        found.append(Point(values, experiment.seed, run))
-    return found
+class Bench:
+    """What the trials of a panel share: its data, a task and a split for each seed, programs."""
 
+    def __init__(self, together: Together) -> None:
+        self._together = together
+        self._plain: tuple[Dataset, Dataset] | None = None
+        self._shared: dict[int, tuple[Task, Any]] = {}
 
-def run_together(points: Sequence[Point], told: Told) -> list[list[Line]]:
-    """The lines of all rounds of each trial, run as one program."""
-    found: list[list[Line]] = [[] for _ in points]
-    best: float | None = None
-    for number, done in enumerate(Sweep(points), 1):
-        for lines, one in zip(found, done, strict=True):
-            if one is not None:
-                lines.append(_line(one))
-                best = max(best or 0.0, one.metrics["test_accuracy"])
-        told(number, points[0].run.rounds, best)
-    return found
+    def points(
+        self,
+        method: str,
+        points: Sequence[tuple[dict[str, Any], Experiment]],
+        decoded: Report = lambda done, total: None,
+    ) -> list[Point]:
+        """A run for each (values, experiment); the experiments differ in their seeds alone."""
+        found = []
+        for values, experiment in points:
+            if experiment.seed not in self._shared:
+                self._shared[experiment.seed] = self._prepared(experiment, decoded)
+            task, clients = self._shared[experiment.seed]
+            table = {**experiment.algorithms.get(method, {}), **values}
+            changed = experiment.with_method(method, table)
+            run = build_run(changed, method, task=task, clients=clients)
+            found.append(Point(values, experiment.seed, run))
+        return found
+
+    def _prepared(self, experiment: Experiment, decoded: Report) -> tuple[Task, Any]:
+        device = device_of(experiment.engine)
+        if experiment.data.validation:  # what is held out depends on the seed
+            data = load_data(experiment, decoded)
+            there = data.to(device)
+        else:
+            if self._plain is None:
+                data = load_data(experiment, decoded)
+                self._plain = data, data.to(device)
+            data, there = self._plain
+        clients = build_clients(experiment.split, data, experiment.seed)
+        return build_task(experiment, there), clients
+
+    def run_together(self, points: Sequence[Point], told: Told) -> list[list[Line]]:
+        """The lines of all rounds of each trial, run as one program."""
+        found: list[list[Line]] = [[] for _ in points]
+        best: float | None = None
+        for number, done in enumerate(Sweep(points, self._together), 1):
+            for lines, one in zip(found, done, strict=True):
+                if one is not None:
+                    lines.append(_line(one))
+                    best = max(best or 0.0, one.metrics["test_accuracy"])
+            told(number, points[0].run.rounds, best)
+        return found
 
 
 def run_alone(point: Point, partial: Path, told: Told) -> list[Line]:

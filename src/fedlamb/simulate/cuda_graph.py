@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 Program = Callable[[Any], Any]
 _MOST = 8  # programs kept; a federation has two or three
+_STALE = 64  # calls after which one that was not used gives its place to another
 
 
 class Replayed:
@@ -20,6 +21,8 @@ class Replayed:
 
     def __init__(self) -> None:
         self._graphs: dict[Any, _Graph | None] = {}
+        self._used: dict[Any, int] = {}
+        self._calls = 0
 
     def __call__(self, key: Any, once: Program, again: Program, inputs: Any) -> Any:
         """What the program gives for these inputs; valid until the next call.
@@ -28,19 +31,31 @@ class Replayed:
         """
         tensors, structure = tree_flatten(inputs)
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
+        self._calls += 1
+        self._used[whole] = self._calls
         if whole not in self._graphs:
             # The first time is a plain run: some programs, such as round 1, never come again.
             self._graphs[whole] = None
             return once(inputs)
         graph = self._graphs[whole]
         if graph is None:
-            if sum(g is not None for g in self._graphs.values()) >= _MOST:
+            if not self._has_room():
                 return once(inputs)
             graph = self._graphs[whole] = _Graph.record(again, tensors, structure)
         for place, tensor in zip(graph.inputs, tensors, strict=True):
             place.copy_(tensor)
         graph.graph.replay()
         return tree_unflatten(graph.outputs, graph.structure)
+
+    def _has_room(self) -> bool:
+        recorded = [key for key, graph in self._graphs.items() if graph is not None]
+        if len(recorded) < _MOST:
+            return True
+        oldest = min(recorded, key=self._used.__getitem__)
+        if self._calls - self._used[oldest] < _STALE:
+            return False
+        del self._graphs[oldest]
+        return True
 
     def clear(self) -> None:
         """Forgets all graphs and gives their memory back."""

@@ -57,7 +57,7 @@ def sweep(
             for values in combinations
             for seed in seeds
         ],
-        compile,
+        Together(compile),
     )
 
 
@@ -68,8 +68,28 @@ class Sweep(Iterator[list[Round | None]]):
     Trials that share data, model and kind of algorithm run as one program.
     """
 
-    def __init__(self, points: Sequence[Point], compile: bool = False) -> None:
-        self.points, self._compile = list(points), compile
+    def __init__(self, points: Sequence[Point], together: "Together") -> None:
+        self.points, self._together = list(points), together
+
+    def __iter__(self) -> "Sweep":
+        return self
+
+    def __next__(self) -> list[Round | None]:
+        found = self._together.round([point.run for point in self.points])
+        if not any(found):
+            raise StopIteration
+        return found
+
+
+class Together:
+    """Runs the rounds of many trials; keeps its programs, also for the trials of later sweeps.
+
+    at_once: how many trials a program has; by default as many as fit. A fixed number serves
+        sweeps of any length with the same compiled programs.
+    """
+
+    def __init__(self, compile: bool = False, at_once: int | None = None) -> None:
+        self._compile, self._at_once = compile, at_once
         self._stacks: dict[Any, Stack] = {}
         self._most: dict[Any, int] = {}
         self._sizes: dict[Any, int] = {}
@@ -77,37 +97,34 @@ class Sweep(Iterator[list[Round | None]]):
         self._planned: dict[Any, list[Assignment]] = {}
         """What clients do in this round and the next, once for all trials of a seed."""
 
-    def __iter__(self) -> "Sweep":
-        return self
-
-    def __next__(self) -> list[Round | None]:
+    def round(self, runs: Sequence[Run]) -> list[Round | None]:
+        """One round of each, in order; None for one that has diverged or is done."""
+        kinds = [_kind(run) for run in runs]
         groups: dict[Any, list[int]] = {}
-        for i, point in enumerate(self.points):
-            run = point.run
+        for i, (kind, run) in enumerate(zip(kinds, runs, strict=True)):
             if run.number < run.rounds and not run.diverged:
-                groups.setdefault(_kind(run), []).append(i)
-        if not groups:
-            raise StopIteration
-        found: list[Round | None] = [None] * len(self.points)
+                groups.setdefault(kind, []).append(i)
+        found: list[Round | None] = [None] * len(runs)
         for kind, members in groups.items():
-            first = self.points[members[0]].run
+            first = runs[members[0]]
             if not _stacks(first):
                 for i in members:
-                    found[i] = next(self.points[i].run)
+                    found[i] = next(runs[i])
                 continue
             if kind[0] not in self._stacks:
                 self._stacks[kind[0]] = Stack(first.task, self._compile)
             stack = self._stacks[kind[0]]
+            alike = zip(kinds, runs, strict=True)
+            family = self._family(kind, [r.algorithm for k, r in alike if k[:3] == kind[:3]])
             for some in self._chunks(kind, first, members):
-                rounds = self._advance(
-                    stack, self._family(kind), [self.points[i].run for i in some]
-                )
+                whole = len(some) == len(runs)
+                rounds = self._advance(stack, family, [runs[i] for i in some], whole)
                 for i, done in zip(some, rounds, strict=False):  # the rest are fillers
                     found[i] = done
         return found
 
     def _chunks(self, kind: Any, first: Run, members: list[int]) -> list[list[int]]:
-        """As many trials at once as fit, the same number in each chunk.
+        """As many trials at once as fit or as was asked for, the same number in each chunk.
 
         The number stays while more than half of its places are taken, since another one is
         another program, to be compiled and recorded again. A place left empty by a trial that
@@ -115,23 +132,32 @@ class Sweep(Iterator[list[Round | None]]):
         """
         place = kind[0]
         if place not in self._most:
-            self._most[place] = _trials_at_once(first)
+            fit = _trials_at_once(first)
+            self._most[place] = min(fit, self._at_once or fit)
         size = self._sizes.get(kind)
-        if size is None or 2 * len(members) <= size:
+        if self._at_once:
+            self._sizes[kind] = size = self._most[place]
+        elif size is None or 2 * len(members) <= size:
             chunks = -(-len(members) // self._most[place])
             self._sizes[kind] = size = -(-len(members) // chunks)
         cut = [members[i : i + size] for i in range(0, len(members), size)]
         return [some + some[:1] * (size - len(some)) for some in cut]
 
-    def _family(self, kind: Any) -> Family:
-        """The same in every round and chunk, whatever trials are left."""
-        if kind not in self._families:
-            alike = [p.run.algorithm for p in self.points if _kind(p.run)[:3] == kind[:3]]
-            self._families[kind] = Family.of(alike)
-        return self._families[kind]
+    def _family(self, kind: Any, algorithms: Sequence[AnyAlgorithm]) -> Family:
+        """The same in every round and chunk, whatever trials are left; it grows where new trials
+        differ from all before."""
+        known = self._families.get(kind[:3])
+        found = Family.of(algorithms) if known is None else known.with_(algorithms)
+        self._families[kind[:3]] = found
+        return found
 
-    def _advance(self, stack: Stack, family: Family, runs: Sequence[Run]) -> list[Round]:
-        """One round of these runs, together; of a run that fills places, only its first counts."""
+    def _advance(
+        self, stack: Stack, family: Family, runs: Sequence[Run], whole: bool
+    ) -> list[Round]:
+        """One round of these runs, together; of a run that fills places, only its first counts.
+
+        `whole`: the next call will be for the same runs.
+        """
         begun = time.perf_counter()
         with torch.no_grad():
             sent = [run.algorithm.broadcast(run.server) for run in runs]
@@ -146,7 +172,7 @@ class Sweep(Iterator[list[Round | None]]):
             ]
         # Planned while the device is still busy.
         ahead = [self._work(run, 2) for run in runs if run.number + 1 < run.rounds]
-        if len(ahead) == len(runs) == len(self.points):
+        if whole and len(ahead) == len(runs):
             stack.prepare(ahead)
         after = [(s.params, c.buffers) for s, c in zip(servers, collected, strict=True)]
         measured = stack.evaluate(after)

@@ -63,6 +63,11 @@ class Family(NamedTuple):
         varied = [n for n in names if any(getattr(a, n) != getattr(first, n) for a in rest)]
         return Family(first, tuple(varied))
 
+    def with_(self, algorithms: Sequence[Any]) -> "Family":
+        """The smallest that holds these, too; itself where it does already."""
+        more = Family.of([self.algorithm, *algorithms]).varied
+        return self._replace(varied=tuple(dict.fromkeys(self.varied + more)))
+
 
 class Vectorised:
     """Runs a cohort as one batched program, as many clients at once as fit the memory."""
