@@ -1,12 +1,17 @@
 """Summaries, by hand-made lines; the default preset keeps what the README says of it."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import fedlamb as fl
 from fedlamb.experiment import build_run, load_experiment
-from fedlamb.records import RunFolder, summary_of
+from fedlamb.records import RunFolder, conduct, summary_of
+from fedlamb.simulate.saved import Journal
+from problems import Small
 
 
 def line(number, accuracy):
@@ -43,3 +48,55 @@ def test_a_damaged_line_in_the_middle_is_told(tmp_path):
 def test_every_method_passes_90_percent_on_the_digits(method):
     run = build_run(load_experiment("digits"), method)
     assert max(r.metrics["test_accuracy"] for r in run) > 0.9
+
+
+def test_rounds_that_were_not_saved_are_run_again_to_the_same_bits(tmp_path: Path) -> None:
+    small = Small()
+
+    def run() -> fl.Run:
+        options = {"clients": small.clients(), "rounds": 8, "batch_size": 3, "fraction": 0.5}
+        return fl.fit(fl.FedLAMB(lr=0.05), small.task(), **options)
+
+    def conducted(folder: RunFolder, dies_after: int | None = None) -> fl.Run:
+        def on_round(done: Any) -> None:
+            if done.number == dies_after:
+                raise KeyboardInterrupt
+
+        one = run()
+        if not folder.journal.exists():
+            folder.create({})
+        conduct(one, folder, on_round, stop=lambda: False, saving=0.0)  # only the first round
+        return one
+
+    whole = conducted(RunFolder(tmp_path / "whole"))
+    broken = RunFolder(tmp_path / "broken")
+    with pytest.raises(KeyboardInterrupt):
+        conducted(broken, dies_after=5)
+    assert len(broken.metrics()) == 5
+    resumed = run()
+    broken.journal.read(resumed)
+    assert resumed.number == 1
+    again = conducted(RunFolder(tmp_path / "broken"))
+    for name, value in whole.params.items():
+        assert torch.equal(again.params[name], value)
+    rounds = [{**line, "seconds": 0} for line in RunFolder(tmp_path / "whole").metrics()]
+    assert [{**line, "seconds": 0} for line in broken.metrics()] == rounds
+    assert len(rounds) == 8
+
+
+def test_states_of_rounds_that_were_not_saved_are_saved_with_the_next(tmp_path: Path) -> None:
+    small = Small()
+    options = {"clients": small.clients(), "rounds": 9, "batch_size": 3, "fraction": 0.5}
+    run = fl.fit(fl.FedLAMB(lr=0.05), small.task(), **options)
+    journal = Journal(tmp_path)
+    for done in run:
+        journal.note(run)
+        if done.number in (1, 6):
+            journal.write(run)
+        if done.number == 6:
+            break
+    again = fl.fit(fl.FedLAMB(lr=0.05), small.task(), **options)
+    Journal(tmp_path).read(again)
+    assert again.number == 6
+    for _ in range(3):
+        assert next(run).metrics == next(again).metrics

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -107,12 +108,16 @@ def conduct(
     folder: RunFolder,
     on_round: Callable[[Round], None],
     stop: Callable[[], bool],
+    saving: float = 1.0,
 ) -> Status:
     """Runs the remaining rounds, each saved before the next; `stop` ends after a round.
 
+    saving: the share of time that may go into saving; below 1, some rounds are not saved by
+        themselves, and a kill loses those.
     The caller holds the folder's lock. All processes of a crew call this, the first one writes.
     """
     crew, leads = run.crew, run.crew.leads
+    saved, took = time.perf_counter(), 0.0
     if folder.journal.exists():
         folder.journal.read(run)
     if leads:
@@ -123,7 +128,12 @@ def conduct(
         done = next(run)
         if leads:
             folder.append(done)
-        folder.journal.write(run)
+        folder.journal.note(run)
+        begun = time.perf_counter()
+        if saving == 1 or crew.agreed(took <= saving * (begun - saved), run.task.device):
+            folder.journal.write(run)
+            saved = time.perf_counter()
+            took = saved - begun
         on_round(done)
     return "diverged" if run.diverged else "finished"
 

@@ -78,7 +78,10 @@ class Bench:
 
 
 def run_alone(point: Point, partial: Path, told: Told) -> list[Line]:
-    """The same for one trial; its rounds are kept in a folder until it is done."""
+    """The same for one trial; its rounds are kept in a folder until it is done.
+
+    A twentieth of the time goes into saving: a round of a large model saves in longer than it runs.
+    """
     folder = RunFolder(partial)
     if not folder.journal.exists():
         folder.create({"values": point.values, "seed": point.seed})
@@ -89,7 +92,7 @@ def run_alone(point: Point, partial: Path, told: Told) -> list[Line]:
         best = max(best or 0.0, done.metrics["test_accuracy"])
         told(done.number, point.run.rounds, best)
 
-    conduct(point.run, folder, on_round, stop=lambda: False)
+    conduct(point.run, folder, on_round, stop=lambda: False, saving=0.05)
     lines = folder.metrics()
     shutil.rmtree(partial)
     return lines

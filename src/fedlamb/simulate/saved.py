@@ -49,14 +49,20 @@ class Journal:
         self.path = folder / "checkpoint.safetensors"
         self._clients = folder / "clients"
         self._round_of: dict[int, int] = {}
+        self._unwritten: dict[int, Any] = {}
 
     def exists(self) -> bool:
         """Whether a round was ever written."""
         return self.path.exists()
 
+    def note(self, run: "Run") -> None:
+        """Remembers what the last round changed, for the next `write`."""
+        self._unwritten |= run.changed
+
     def write(self, run: "Run") -> None:
-        """Writes what the last round changed; all processes of a crew call this."""
-        states = run.crew.gathered(run.changed, run.store.fresh(), run.task.device)
+        """Writes what was noted since the last time; all processes of a crew call this."""
+        states = run.crew.gathered(self._unwritten, run.store.fresh(), run.task.device)
+        self._unwritten = {}
         if not run.crew.leads:
             return
         stored = _clients(states)
