@@ -127,3 +127,9 @@ def _list(tree: Tree) -> list[Tensor]:
 def transformed() -> bool:
     """Whether this runs inside one of `torch.func`'s transforms, or is being compiled."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def stacked() -> bool:
+    """Whether this runs inside `vmap`, where tensors have hidden axes."""
+    layers = torch._C._functorch.get_interpreter_stack() or ()
+    return any(layer.key() == torch._C._functorch.TransformType.Vmap for layer in layers)

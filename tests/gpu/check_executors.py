@@ -1,6 +1,6 @@
 """Loop and vectorised on a GPU: the same trajectory over 10 rounds, all six methods.
 
-    python tests/gpu/check_executors.py
+    python tests/gpu/check_executors.py ["smooth ragged Mime" ...]
 
 First the kernels of stacked convolutions alone, against torch's in float64. Then trajectories:
 float64 to 1e-9 against the CPU's loop, ragged clients included; float32 to rounding, for models
@@ -103,6 +103,9 @@ def main():
     for name, (model, kinds) in models.items():
         for split, clients in (("equal", equal), ("ragged", ragged)):
             for method in METHODS:
+                case = f"{name} {split} {type(method).__name__}"
+                if sys.argv[1:] and case not in sys.argv[1:]:
+                    continue
                 said = []
                 for dtype, tolerance in kinds:
                     runs = [

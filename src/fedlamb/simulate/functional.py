@@ -1,5 +1,6 @@
 """Gradients by `torch.func`, for the vectorised executor."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,11 +17,17 @@ class Functional:
     """Gradients by `torch.func`, for use under vmap."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
-        self.task, self.model = task, model
+        self.task, self.model, self.data = task, model, task.train
         self._keys = key_names(model)
         kept = {*task.params, *task.buffers, *self._keys}
         # Buffers that are no part of the state, and frozen parameters, stay as the model has them.
         self._rest = {n: b for n, b in model.named_buffers() if n not in kept}
+
+    def reading(self, inputs: Tensor, targets: Tensor) -> "Functional":
+        """The same for other data of the same kind."""
+        other = copy.copy(self)
+        other.data = inputs, targets
+        return other
 
     def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
         self.model.train()
@@ -47,7 +54,7 @@ class Functional:
         self, params: Tree, buffers: Tree, keys: Mapping[str, Any], batch: Batch
     ) -> tuple[Tree, Tree, Tensor]:
         task = self.task
-        x, y = (part[batch.rows] for part in task.train)
+        x, y = (part[batch.rows] for part in self.data)
 
         def loss(trained: Tree) -> tuple[Tensor, Tree]:
             now = {name: b.clone() for name, b in buffers.items()}  # the model changes them

@@ -19,6 +19,7 @@ from ..tasks.task import CHUNK, Task
 from ..trees import Tree, add_scaled, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
+from .compiled_steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
 from .running_mean import RunningMean
@@ -40,9 +41,11 @@ class Loop:
         keep_freed_memory()
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting, self.task = weighting, task
-        self.gradients = Autograd(task, compile)
+        on_gpu = task.device.type == "cuda"
+        self.gradients = Autograd(task, compile and on_gpu)
+        self._compiled = CompiledSteps(algorithm, task) if compile and not on_gpu else None
         lanes = 0
-        if task.device.type == "cuda":
+        if on_gpu:
             large = sum(p.numel() for p in task.params.values()) >= _LARGE
             lanes = 4 if large else 1
         self._lanes = [_Lane(task.device) for _ in range(lanes)]
@@ -77,8 +80,10 @@ class Loop:
     def _local_round(self, number: int, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
         state = self.store.state(each.client)
         if not self._lanes:
-            data, batches = Batch(each.rows), each.batches()
-            return local_round(self.algorithm, self.gradients, state, sent, buffers, data, batches)
+            given = self.gradients, state, sent, buffers, Batch(each.rows), each.batches()
+            if self._compiled is not None:
+                return self._compiled.local_round(*given)
+            return local_round(self.algorithm, *given)
         lane = self._lanes[number % len(self._lanes)]
         with lane:
             outcome = self._on_the_gpu(lane.replayed, each, state, sent, buffers)

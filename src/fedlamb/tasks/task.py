@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SettingError
 from ..randomness import own_random_state
-from ..trees import Tree, detached, transformed
+from ..trees import Tree, detached, stacked
 from .dropout import with_keyed_dropout
 from .images import Images
 
@@ -74,7 +74,7 @@ class Task:
         # Where it pays: convolutions on a CPU take half the time, in bf16 on a GPU less as well.
         convolves = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         fits = self.device.type == "cpu" or precision == "bf16"
-        self._channels_last = convolves and fits and self.train[0].dim() == 4
+        self.channels_last = convolves and fits and self.train[0].dim() == 4
         classifies = not self.train[1].is_floating_point()
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
@@ -160,7 +160,7 @@ class Task:
     ) -> Tensor:
         """What the model makes of stored inputs, under the task's precision."""
         x = self.prepared(x, draws)
-        if self._channels_last and not transformed():
+        if self.channels_last and not stacked():
             x = x.to(
                 memory_format=torch.channels_last
             )  # contiguous() would leave one channel as it is
@@ -172,7 +172,7 @@ class Task:
 
     def laid_out(self, parameter: Tensor) -> Tensor:
         """A parameter, or what belongs to one, as convolutions take it fastest."""
-        if self._channels_last and parameter.dim() == 4:
+        if self.channels_last and parameter.dim() == 4:
             return parameter.contiguous(memory_format=torch.channels_last)
         return parameter
 
