@@ -87,8 +87,8 @@ class Contestant(NamedTuple):
 
 OURS = "fedlamb"
 CONTESTANTS = {
-    OURS: Contestant("ours.py", options=("--workers", "2")),
-    "fedlamb-one": Contestant("ours.py", options=("--workers", "1")),
+    OURS: Contestant("ours.py", options=("--workers", "2", "--compile", "1")),
+    "fedlamb-plain": Contestant("ours.py", options=("--workers", "2", "--compile", "0")),
     "floor": Contestant("floor.py", workloads=("W1",)),
     "vmap": Contestant("vmap_by_hand.py"),
     "plain": Contestant("plain_loop.py"),

@@ -39,7 +39,7 @@ lr = 0.1
 
 def main() -> None:
     """Runs the command in a temporary folder and reports what its metrics say."""
-    args = workload.arguments("--workers")
+    args = workload.arguments("--workers", "--compile")
     with tempfile.TemporaryDirectory() as folder:
         settings, out = Path(folder, "settings.toml"), Path(folder, "run")
         settings.write_text(
@@ -50,6 +50,7 @@ def main() -> None:
             )
         )
         command = ["run", "-p", settings, "--workers", str(args.workers), "--device", "cpu"]
+        command += ["-s", f"engine.compile={str(bool(args.compile)).lower()}"]
         subprocess.run(
             [sys.executable, "-m", "fedlamb", *command, "--out", out],
             check=True,

@@ -8,15 +8,18 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError
+from ..files import exclusive
 from ..local_round import Gradients, Outcome, begin, end, step
 from ..tasks.images import Batch
 from ..tasks.task import Task
@@ -97,8 +100,12 @@ def _compiled(function: Program, examples: list[Tensor]) -> Program:
     apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
     traced = make_fx(function, decomposition_table=DECOMPOSITIONS)(*apart)
     try:
-        program: Program = torch._inductor.compile(traced, list[Any](apart))
-        program(*apart)
+        # By default a pool of processes would start up, for kernels that a CPU has none of. Of
+        # several workers one compiles, and the others find its programs in the cache.
+        one_thread = torch._inductor.config.patch(compile_threads=1)
+        with one_thread, exclusive(Path(cache_dir()) / "fedlamb.lock", wait=True):
+            program: Program = torch._inductor.compile(traced, list[Any](apart))
+            program(*apart)
     except Exception as error:
         raise SettingError(
             "compile", True, f"does not work here; leave it off, or install g++ ({error})"
