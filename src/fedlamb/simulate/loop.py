@@ -78,16 +78,17 @@ class Loop:
         return Collected(mean.value.report, moved, mean.value.loss["loss"], states)
 
     def _local_round(self, number: int, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
+        if self._lanes:
+            lane = self._lanes[number % len(self._lanes)]
+            with lane:  # a new client's state is made here as well: the lane does not wait for more
+                state = self.store.state(each.client)
+                outcome = self._on_the_gpu(lane.replayed, each, state, sent, buffers)
+            return lane.handed_over(outcome)
         state = self.store.state(each.client)
-        if not self._lanes:
-            given = self.gradients, state, sent, buffers, Batch(each.rows), each.batches()
-            if self._compiled is not None:
-                return self._compiled.local_round(*given)
-            return local_round(self.algorithm, *given)
-        lane = self._lanes[number % len(self._lanes)]
-        with lane:
-            outcome = self._on_the_gpu(lane.replayed, each, state, sent, buffers)
-        return lane.handed_over(outcome)
+        given = self.gradients, state, sent, buffers, Batch(each.rows), each.batches()
+        if self._compiled is not None:
+            return self._compiled.local_round(*given)
+        return local_round(self.algorithm, *given)
 
     def _on_the_gpu(
         self, replayed: Replayed, each: Assignment, state: Any, sent: Any, buffers: Tree
