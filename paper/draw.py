@@ -41,6 +41,11 @@ COLOURS = {
     "adp-fed": "#2ca02c",
 }
 DASHES = ["-", "--", ":", "-.", (0, (1, 3))]
+NOTES = {
+    "cifar10": "images re-encoded as JPEG by their source",
+    "tiny_imagenet": "half of the training set",
+}
+"""Of the data with which the logs were made."""
 TARGETS = (0.9, 0.95)
 SEEDS = 3
 
@@ -79,7 +84,7 @@ def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: 
 
 def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
     """One panel's curves."""
-    axis.set_title(panel.title, fontsize=9)
+    axis.set_title(heading(panel, results).replace(" (", "\n("), fontsize=9)
     axis.set_xlabel("communication round", fontsize=8)
     axis.set_ylabel("test accuracy, %", fontsize=8)
     axis.tick_params(labelsize=8)
@@ -123,13 +128,23 @@ def tables(results: Results) -> Iterable[str]:
                 if rows:
                     chosen = "best test accuracy" if select == "test" else "validation"
                     where = f"[log](results/{results.path(panel).name})"
-                    yield f"\n## {panel.id}: {panel.title}\n\nChosen by {chosen}. {where},"
+                    yield f"\n## {panel.id}: {heading(panel, results)}\n\nChosen by {chosen}. {where},"
                     yield f"`{command(panel, select)}`.\n"
                     heads = [f"rounds to {100 * t:.0f} %" for t in TARGETS]
                     names = ["method", "chosen", "best", "final", *heads, "seeds", "tuning runs"]
                     yield _row(names)
                     yield _row(["---"] * len(names))
                     yield from rows
+
+
+def heading(panel: Panel, results: Results) -> str:
+    """The panel's title, and what must be known beside it."""
+    notes = [NOTES.get(panel.settings["data"]["name"], "")]
+    rounds = rounds_of(list(results.trials(panel).values()))
+    if 0 < rounds < panel.rounds:
+        notes.append(f"only {rounds} of {panel.rounds} rounds yet")
+    notes = [note for note in notes if note]
+    return f"{panel.title} ({', '.join(notes)})" if notes else panel.title
 
 
 def command(panel: Panel, select: str) -> str:
