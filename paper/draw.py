@@ -128,7 +128,8 @@ def tables(results: Results) -> Iterable[str]:
                 if rows:
                     chosen = "best test accuracy" if select == "test" else "validation"
                     where = f"[log](results/{results.path(panel).name})"
-                    yield f"\n## {panel.id}: {heading(panel, results)}\n\nChosen by {chosen}. {where},"
+                    yield f"\n## {panel.id}: {heading(panel, results)}\n"
+                    yield f"Chosen by {chosen}. {where},"
                     yield f"`{command(panel, select)}`.\n"
                     heads = [f"rounds to {100 * t:.0f} %" for t in TARGETS]
                     names = ["method", "chosen", "best", "final", *heads, "seeds", "tuning runs"]
