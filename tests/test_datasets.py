@@ -122,6 +122,7 @@ def test_grey_images_among_coloured_ones_become_coloured(tmp_path):
 def test_places_are_tried_in_order(tmp_path, monkeypatch):
     roots = {name: tmp_path / name for name in ("given", "env")}
     user = tmp_path / "cache/fedlamb/data"
+    roots["given"].mkdir()
     monkeypatch.setenv("FEDLAMB_DATA", str(roots["env"]))
     for seed, root in enumerate((user, roots["env"], roots["given"])):
         write_idx(root / "mnist", pictures(7, seed=seed), pictures(3, seed=1))
@@ -130,6 +131,7 @@ def test_places_are_tried_in_order(tmp_path, monkeypatch):
 
 
 def test_not_found_tells_what_was_tried_and_the_two_ways(tmp_path):
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(fl.SettingError) as caught:
         fl.load_dataset("mnist", root=tmp_path / "nothing")
     message = str(caught.value)
@@ -504,3 +506,10 @@ def test_a_round_on_real_images(preset, changes, monkeypatch):
 
 
 REAL_CACHE = Path(__file__).parent.parent / ".pytest_cache" / "data"  # kept between test runs
+
+
+def test_a_root_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        fl.SettingError, match=r"data.root = .*nowhere.*must be a folder that exists"
+    ):
+        fl.load_dataset("mnist", root=tmp_path / "nowhere")

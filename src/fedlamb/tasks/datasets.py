@@ -154,6 +154,10 @@ def find_local(name: str, root: str | Path | None = None) -> Source | None:
 
 def places(name: str, root: str | Path | None = None) -> list[Path]:
     """The folders in which a data set is looked for, in this order."""
+    if root is not None and not Path(root).expanduser().is_dir():
+        raise SettingError(
+            "data.root", str(root), "must be a folder that exists, with mnist/ and so on"
+        )
     roots = [root, os.environ.get("FEDLAMB_DATA"), cache_folder() / "data"]
     found = [Path(r).expanduser() / name for r in roots if r]
     return found if name in KNOWN else [Path(name).expanduser(), *found]
