@@ -35,7 +35,7 @@ def assert_same(algorithm: Any, task: fl.Task, rounds: int, **options: Any) -> N
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_takes_the_same_steps(name: str) -> None:
     small = Small(sizes=(6, 6, 9, 6))
-    assert_same(METHODS[name], small.task(), 4, clients=small.clients(), batch_size=3)
+    assert_same(METHODS[name], small.task(), 3, clients=small.clients(), batch_size=3)
 
 
 def images(seed: int, size: int) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def images(seed: int, size: int) -> tuple[Tensor, Tensor]:
 def test_convolutions_pools_and_dropout_take_the_same_steps() -> None:
     model = build_model("cnn", (1, 16, 16), 4).double()
     task = fl.Task(model, train=images(0, 16), test=images(1, 16))
-    assert_same(fl.FedLAMB(lr=0.03), task, 3, clients=fl.iid(40, 4), batch_size=5)
+    assert_same(fl.FedSGD(lr=0.1), task, 3, clients=fl.iid(40, 4), batch_size=5)
 
 
 @compiles

@@ -3,6 +3,7 @@
 Started by torchrun, or by `fedlamb run --workers K`. Messages are plain tensors.
 """
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -40,6 +41,7 @@ class Crew:
                 dist.init_process_group(backend, timeout=_PATIENCE, **_meeting(size))
             except Exception as error:
                 raise CrewError(f"the {size} workers did not find each other; {error}") from error
+            atexit.register(_leave)
         return Crew(dist.get_rank(), size)
 
     @property
@@ -159,6 +161,12 @@ class Crew:
             action(*arguments, **options)
         except RuntimeError as error:
             raise CrewError("another worker of this run has ended or cannot be reached") from error
+
+
+def _leave() -> None:
+    """At the end of the process: its threads, left running, at times abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _meeting(size: int) -> dict[str, Any]:
