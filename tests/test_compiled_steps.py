@@ -38,6 +38,19 @@ def test_each_method_takes_the_same_steps(name: str) -> None:
     assert_same(METHODS[name], small.task(), 3, clients=small.clients(), batch_size=3)
 
 
+@compiles
+def test_of_many_sizes_of_batches_only_some_are_compiled() -> None:
+    small = Small(sizes=(1, 2, 3, 4, 5, 6))
+    options = {"clients": small.clients(), "batch_size": 6}
+    assert_same(fl.FedSGD(lr=0.1), small.task(), 2, **options)
+    run = fl.fit(
+        fl.FedSGD(lr=0.1), small.task(), rounds=1, executor="loop", compile=True, **options
+    )
+    next(run)
+    ((sizes),) = run._executor._compiled._programs.values()
+    assert len(sizes) == 4
+
+
 def images(seed: int, size: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     x = torch.rand(40, 1, size, size, generator=draw, dtype=torch.float64)

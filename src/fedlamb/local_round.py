@@ -3,7 +3,7 @@
 Executors differ in how they map these functions over clients and in how they take gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,6 +36,9 @@ class Underway(NamedTuple):
     """The sum over the steps so far, each before its update."""
 
 
+Steps = Callable[[Gradients, Underway, Any, Sequence[Batch]], Underway]
+
+
 class Outcome(NamedTuple):
     """What a client's round leaves behind."""
 
@@ -54,11 +57,18 @@ def local_round(
     buffers: Tree,
     data: Batch,
     batches: Sequence[Batch],
+    steps: Steps | None = None,
 ) -> Outcome:
-    """One client's round: begin, a step for each batch, end. `data` are all of its rows."""
+    """One client's round: begin, a step for each batch, end. `data` are all of its rows.
+
+    steps: what takes the steps, where it is not `step`, one after another.
+    """
     now = begin(algorithm, gradients, client, sent, buffers, data)
-    for batch in batches:
-        now = step(algorithm, gradients, now, sent, batch)
+    if steps is not None:
+        now = steps(gradients, now, sent, batches)
+    else:
+        for batch in batches:
+            now = step(algorithm, gradients, now, sent, batch)
     return end(algorithm, now, sent, len(batches))
 
 

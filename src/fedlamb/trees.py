@@ -129,7 +129,7 @@ def transformed() -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def stacked() -> bool:
+def under_vmap() -> bool:
     """Whether this runs inside `vmap`, where tensors have hidden axes."""
     layers = torch._C._functorch.get_interpreter_stack() or ()
     return any(layer.key() == torch._C._functorch.TransformType.Vmap for layer in layers)

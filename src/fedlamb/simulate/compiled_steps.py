@@ -13,22 +13,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError
 from ..files import exclusive
-from ..local_round import Gradients, Outcome, begin, end, step
+from ..local_round import Gradients, Underway, step
 from ..tasks.images import Batch
 from ..tasks.task import Task
-from ..trees import Tree
 from .functional import Functional
 from .messages import Apart, take_apart
 from .pooling import DECOMPOSITIONS
 
 Program = Callable[..., list[Tensor]]
+_SIZES = 4  # of batches, compiled for each kind of round; clients of many sizes have many
 
 
 class CompiledSteps:
@@ -38,34 +37,32 @@ class CompiledSteps:
         self.algorithm, self.task = algorithm, task
         self._gradients = Functional(task, copy.deepcopy(task.model))
         self._like = next(iter(task.params.values()))
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, dict[int, Program]] = {}
 
-    def local_round(
-        self,
-        gradients: Gradients,
-        client: Any,
-        sent: Any,
-        buffers: Tree,
-        data: Batch,
-        batches: Sequence[Batch],
-    ) -> Outcome:
-        """What `local_round` gives, to rounding; `gradients` are for what comes before steps."""
-        now = begin(self.algorithm, gradients, client, sent, buffers, data)
+    def __call__(
+        self, gradients: Gradients, now: Underway, sent: Any, batches: Sequence[Batch]
+    ) -> Underway:
+        """What the steps give, to rounding; those of rare sizes are taken plainly."""
         message = take_apart(sent, self._like)
         leaves, structure = tree_flatten(now)
         # Programs are for one layout of each tensor.
         state = [self._laid_out(leaf) for leaf in leaves]
         fixed = [*map(self._laid_out, message.tensors), *self.task.train]
-        with torch.no_grad():
-            for batch in batches:
-                parts = {name: part for name, part in batch._asdict().items() if part is not None}
-                key = (message.flags, tuple(parts), len(batch.rows))
-                if key not in self._programs:
-                    examples = [*state, *fixed, *parts.values()]
+        for batch in batches:
+            parts = {name: part for name, part in batch._asdict().items() if part is not None}
+            known = self._programs.setdefault((message.flags, tuple(parts)), {})
+            size = len(batch.rows)
+            with torch.no_grad():
+                if size not in known and len(known) < _SIZES:
                     flat = self._step(structure, message, list(parts))
-                    self._programs[key] = _compiled(flat, examples)
-                state = self._programs[key](*state, *fixed, *parts.values())
-        return end(self.algorithm, tree_unflatten(state, structure), sent, len(batches))
+                    known[size] = _compiled(flat, [*state, *fixed, *parts.values()])
+                if size in known:
+                    state = known[size](*state, *fixed, *parts.values())
+                    continue
+            now = step(self.algorithm, gradients, tree_unflatten(state, structure), sent, batch)
+            state = [self._laid_out(leaf) for leaf in tree_flatten(now)[0]]
+        after: Underway = tree_unflatten(state, structure)
+        return after
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 4 and self.task.channels_last:
@@ -100,6 +97,8 @@ def _compiled(function: Program, examples: list[Tensor]) -> Program:
     apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
     traced = make_fx(function, decomposition_table=DECOMPOSITIONS)(*apart)
     try:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
         # By default a pool of processes would start up, for kernels that a CPU has none of. Of
         # several workers one compiles, and the others find its programs in the cache.
         one_thread = torch._inductor.config.patch(compile_threads=1)

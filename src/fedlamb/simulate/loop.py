@@ -86,9 +86,7 @@ class Loop:
             return lane.handed_over(outcome)
         state = self.store.state(each.client)
         given = self.gradients, state, sent, buffers, Batch(each.rows), each.batches()
-        if self._compiled is not None:
-            return self._compiled.local_round(*given)
-        return local_round(self.algorithm, *given)
+        return local_round(self.algorithm, *given, steps=self._compiled)
 
     def _on_the_gpu(
         self, replayed: Replayed, each: Assignment, state: Any, sent: Any, buffers: Tree

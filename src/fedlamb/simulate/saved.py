@@ -62,9 +62,11 @@ class Journal:
     def write(self, run: "Run") -> None:
         """Writes what was noted since the last time; all processes of a crew call this."""
         states = run.crew.gathered(self._unwritten, run.store.fresh(), run.task.device)
-        self._unwritten = {}
-        if not run.crew.leads:
-            return
+        if run.crew.leads:
+            self._write(run, states)
+        self._unwritten = {}  # only now: what could not be written is tried again
+
+    def _write(self, run: "Run", states: Mapping[int, Any]) -> None:
         stored = _clients(states)
         if stored:
             self._clients.mkdir(exist_ok=True)

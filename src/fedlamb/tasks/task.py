@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SettingError
 from ..randomness import own_random_state
-from ..trees import Tree, detached, stacked
+from ..trees import Tree, detached, under_vmap
 from .dropout import with_keyed_dropout
 from .images import Images
 
@@ -160,7 +160,7 @@ class Task:
     ) -> Tensor:
         """What the model makes of stored inputs, under the task's precision."""
         x = self.prepared(x, draws)
-        if self.channels_last and not stacked():
+        if self.channels_last and not under_vmap():
             x = x.to(
                 memory_format=torch.channels_last
             )  # contiguous() would leave one channel as it is
