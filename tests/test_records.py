@@ -84,13 +84,20 @@ def test_rounds_that_were_not_saved_are_run_again_to_the_same_bits(tmp_path: Pat
     assert len(rounds) == 8
 
 
-def test_states_of_rounds_that_were_not_saved_are_saved_with_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("disk_is_full", [False, True])
+def test_states_of_rounds_that_were_not_saved_are_saved_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk_is_full: bool
+) -> None:
     small = Small()
     options = {"clients": small.clients(), "rounds": 9, "batch_size": 3, "fraction": 0.5}
     run = fl.fit(fl.FedLAMB(lr=0.05), small.task(), **options)
     journal = Journal(tmp_path)
     for done in run:
         journal.note(run)
+        if disk_is_full and done.number == 4:
+            with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+                patched.setattr("fedlamb.simulate.saved.save_checkpoint", no_space)
+                journal.write(run)
         if done.number in (1, 6):
             journal.write(run)
         if done.number == 6:
@@ -100,3 +107,7 @@ def test_states_of_rounds_that_were_not_saved_are_saved_with_the_next(tmp_path: 
     assert again.number == 6
     for _ in range(3):
         assert next(run).metrics == next(again).metrics
+
+
+def no_space(*given: Any) -> None:
+    raise OSError("No space left on device")
