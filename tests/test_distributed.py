@@ -17,15 +17,15 @@ from test_cli import SMALL, command, results
 HERE = Path(__file__).parent
 
 
-def crew(size: int) -> Any:
-    """What rank 0 of `tests/ranks.py` prints."""
+def crew(size: int, script: str = "ranks.py") -> str:
+    """What rank 0 of the script prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
     started = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py")],
+            [sys.executable, str(HERE / script)],
             env={**os.environ, **(group if size > 1 else {}), "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -34,17 +34,17 @@ def crew(size: int) -> Any:
     ]
     outputs = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0] * size
-    return json.loads(outputs[0])
+    return outputs[0]
 
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    return crew(1)
+    return json.loads(crew(1))
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_give_the_same_trajectory_over_ten_rounds(alone: Any, size: int) -> None:
-    together = crew(size)
+    together = json.loads(crew(size))
     assert together.keys() == alone.keys()
     for key, expected in alone.items():
         found = together[key]
@@ -53,6 +53,11 @@ def test_ranks_give_the_same_trajectory_over_ten_rounds(alone: Any, size: int) -
             assert metrics == pytest.approx(wanted[1], rel=1e-9, abs=1e-9), key
         for name, values in expected[-1].items():
             assert found[-1][name] == pytest.approx(values, rel=1e-9, abs=1e-9), (key, name)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for threads by /proc")
+def test_threads_that_carry_messages_end_before_python_does() -> None:
+    crew(2, "ranks_end.py")
 
 
 def test_workers_are_stopped_resumed_and_give_the_same_bits(tmp_path: Path) -> None:

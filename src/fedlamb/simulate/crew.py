@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..trees import Tree
 
 _PATIENCE = timedelta(minutes=30)  # a round may be long; a rank that dies is noticed at once
+_groups: list[dist.ProcessGroup] = []  # the one that messages go through, held here alone
 
 
 class CrewError(RuntimeError):
@@ -39,6 +40,7 @@ class Crew:
             backend = "nccl" if device.type == "cuda" else "gloo"
             try:
                 dist.init_process_group(backend, timeout=_PATIENCE, **_meeting(size))
+                _groups.append(dist.new_group())
             except Exception as error:
                 raise CrewError(f"the {size} workers did not find each other; {error}") from error
             atexit.register(_leave)
@@ -158,13 +160,20 @@ class Crew:
 
     def _try(self, action: Any, *arguments: Any, **options: Any) -> None:
         try:
-            action(*arguments, **options)
+            action(*arguments, group=_groups[0], **options)
         except RuntimeError as error:
             raise CrewError("another worker of this run has ended or cannot be reached") from error
 
 
 def _leave() -> None:
-    """At the end of the process: its threads, left running, at times abort it."""
+    """End the group's threads while Python still runs.
+
+    A thread of gloo that lets go of a tensor needs Python's lock, and aborts the process where
+    Python has ended. A group ends with its last reference; modules of torch may hold one to the
+    default group, hence a group of our own.
+    """
+    if _groups:
+        dist.destroy_process_group(_groups.pop())
     if dist.is_initialized():
         dist.destroy_process_group()
 
