@@ -22,6 +22,7 @@ from ..trees import Tree
 from ..wire import downlink_bytes, kept_versions, nbytes, uplink_bytes
 from . import saved
 from .client_store import ClientStore
+from .compiled_loop.outputs import CompiledOutputs
 from .crew import Crew
 from .distributed import Distributed, Share
 from .loop import Loop
@@ -137,6 +138,8 @@ class Run(Iterator[Round]):
         self.crew = Crew.join(task.device)
         """The processes that share this run."""
         self._executor = self._built(compile)
+        on_cpu = task.device.type == "cpu" and self.executor == "loop"
+        self._outputs_of = CompiledOutputs(task) if compile and on_cpu else None
         self.changed: dict[int, Any] = {}
         """The states of this process's clients that the last round changed."""
 
@@ -177,7 +180,7 @@ class Run(Iterator[Round]):
             sent = self.algorithm.broadcast(self.server)
             collected = self._executor.run(self.number + 1, sent, self.buffers, self.on_client)
             server = self.algorithm.server_update(self.server, collected.report)
-        metrics = self.task.evaluate(server.params, collected.buffers, self.crew)
+        metrics = self.task.evaluate(server.params, collected.buffers, self.crew, self._outputs_of)
         return self.close(sent, collected, server, metrics, time.perf_counter() - start)
 
     def close(

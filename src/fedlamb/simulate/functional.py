@@ -50,11 +50,16 @@ class Functional:
                 total = add_scaled(total, 1.0, gradient)
         return total
 
+    def picked(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of the batch's rows."""
+        x, y = (part[batch.rows] for part in self.data)
+        return x, y
+
     def _gradient(
         self, params: Tree, buffers: Tree, keys: Mapping[str, Any], batch: Batch
     ) -> tuple[Tree, Tree, Tensor]:
         task = self.task
-        x, y = (part[batch.rows] for part in self.data)
+        x, y = self.picked(batch)
 
         def loss(trained: Tree) -> tuple[Tensor, Tree]:
             now = {name: b.clone() for name, b in buffers.items()}  # the model changes them

@@ -19,7 +19,7 @@ from ..tasks.task import CHUNK, Task
 from ..trees import Tree, add_scaled, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
-from .compiled_steps import CompiledSteps
+from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
 from .running_mean import RunningMean
@@ -64,7 +64,7 @@ class Loop:
                 lane.begin()
             for each in work:
                 try:
-                    generator.manual_seed(self.plan.model_seed(round, each.client))
+                    generator.manual_seed(each.seed)
                     outcome = self._local_round(len(states), each, sent, buffers)
                 except Exception as error:
                     error.add_note(f"in the local round of client {each.client}, round {round}")

@@ -32,6 +32,8 @@ class Assignment:
     """Of each step."""
     weight: float
     """In the mean over the cohort."""
+    seed: int
+    """Of random numbers that the model draws itself."""
 
     def batches(self) -> list[Batch]:
         """One for each step."""
@@ -76,7 +78,8 @@ def assignments(plan: Plan, round: int, augments: bool, weighting: str) -> list[
         (order, keys), sizes = plan.steps(round, client), plan.sizes(len(rows))
         draws = plan.draws(round, client, len(order)) if augments else None
         weight = float(len(rows)) if weighting == "examples" else 1.0
-        found.append(Assignment(client, rows, order, sizes, draws, keys, weight))
+        seed = plan.model_seed(round, client)
+        found.append(Assignment(client, rows, order, sizes, draws, keys, weight, seed))
     return found
 
 

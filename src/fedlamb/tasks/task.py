@@ -85,17 +85,23 @@ class Task:
             metrics = {"accuracy": accuracy} if scored else {}
         self.metrics = _checked(metrics, outputs, self.train[1][: len(outputs)])
 
-    def evaluate(self, params: Tree, buffers: Tree, crew: "Crew | None" = None) -> dict[str, float]:
+    def evaluate(
+        self,
+        params: Tree,
+        buffers: Tree,
+        crew: "Crew | None" = None,
+        outputs_of: Callable[[Tree, Tensor], Tensor] | None = None,
+    ) -> dict[str, float]:
         """The loss and every metric on the test (and validation) data, means over the examples.
 
-        The processes of a crew measure a part each.
+        The processes of a crew measure a part each. `outputs_of`: another way to run the model.
         """
         # Copies, in case the model writes on its inputs or buffers.
         state = {**params, **{name: b.clone() for name, b in buffers.items()}}
+        outputs_of = outputs_of or self.outputs_of
 
         def measured(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-            outputs = self.outputs(lambda inputs: functional_call(self.model, state, (inputs,)), x)
-            return self._scores(outputs, y)
+            return self._scores(outputs_of(state, x), y)
 
         found = self._means(measured, crew.rank if crew else 0, crew.size if crew else 1)
         total = crew.total(found) if crew else found
@@ -144,7 +150,8 @@ class Task:
                 own = slice(count * rank // ranks, count * (rank + 1) // ranks)
                 counts = own.stop > own.start  # or else one example stands in, for nothing
                 parts = [part[own] if counts else part[:1] for part in data]
-                for x, y in zip(*(torch.split(part, CHUNK) for part in parts), strict=True):
+                chunks = -(-len(parts[1]) // CHUNK)
+                for x, y in zip(*(part.tensor_split(chunks) for part in parts), strict=True):
                     for name, value in measured(x.clone(), y).items():
                         key = f"{set_name}_{name}"
                         part = value * (len(y) / count if counts else 0.0)
@@ -169,6 +176,10 @@ class Task:
         with torch.autocast(self.device.type, torch.bfloat16):
             found = model(x)
         return found.to(self._dtype) if isinstance(found, Tensor) else found
+
+    def outputs_of(self, state: Tree, x: Tensor) -> Tensor:
+        """What the model with these parameters and buffers makes of stored inputs."""
+        return self.outputs(lambda inputs: functional_call(self.model, state, (inputs,)), x)
 
     def laid_out(self, parameter: Tensor) -> Tensor:
         """A parameter, or what belongs to one, as convolutions take it fastest."""

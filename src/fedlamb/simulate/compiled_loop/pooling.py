@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .operations import define
+
 aten = torch.ops.aten
 
 
@@ -23,7 +25,7 @@ def pool(
 ) -> Any:
     """`aten::max_pool2d_with_indices`, or NotImplemented where the windows are others."""
     even = x.dim() == 4 and x.shape[2] % 2 == 0 == x.shape[3] % 2
-    if not (even and _is_plain(window, stride, padding, dilation)):
+    if not (even and is_plain(window, stride, padding, dilation)):
         return NotImplemented
     halves = *x.shape[:2], x.shape[2] // 2, 2, x.shape[3] // 2, 2
     windows = x.reshape(halves)
@@ -49,13 +51,14 @@ def pool_backward(
     place: Tensor,
 ) -> Any:
     """Its gradient, by torch's own operation, which is fast."""
-    if not _is_plain(window, stride, padding, dilation):
+    if not is_plain(window, stride, padding, dilation):
         return NotImplemented
     layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
-    return _pool_backward(*(t.contiguous(memory_format=layout) for t in (dy, x, place)))
+    return torch.ops.fedlamb.pool_backward.default(
+        *(t.contiguous(memory_format=layout) for t in (dy, x, place))
+    )
 
 
-@torch.library.custom_op("fedlamb::pool_backward", mutates_args=())
 def _pool_backward(dy: Tensor, x: Tensor, place: Tensor) -> Tensor:
     two, zero, one = [2, 2], [0, 0], [1, 1]
     found: Tensor = aten.max_pool2d_with_indices_backward.default(
@@ -64,10 +67,11 @@ def _pool_backward(dy: Tensor, x: Tensor, place: Tensor) -> Tensor:
     return found
 
 
-@_pool_backward.register_fake
-def _(dy: Tensor, x: Tensor, place: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
+define(
+    "pool_backward(Tensor dy, Tensor x, Tensor place) -> Tensor",
+    _pool_backward,
+    lambda dy, x, place: torch.empty_like(x),
+)
 
 DECOMPOSITIONS: dict[Any, Any] = {
     aten.max_pool2d_with_indices.default: pool,
@@ -76,12 +80,16 @@ DECOMPOSITIONS: dict[Any, Any] = {
 """For `make_fx`."""
 
 
-def _is_plain(window: Any, stride: Any, padding: Any, dilation: Any) -> bool:
+def is_plain(
+    window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> bool:
+    """Whether windows of 2 × 2 lie side by side; a row or column left over is dropped."""
     return (
-        list(window) == [2, 2]
-        and list(stride) in ([], [2, 2])
+        _pair(window) == [2, 2]
+        and _pair(stride) in ([], [2, 2])
         and set(_pair(padding)) == {0}
         and set(_pair(dilation)) == {1}
+        and not ceil_mode
     )
 
 

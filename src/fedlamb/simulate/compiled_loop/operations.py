@@ -1,0 +1,16 @@
+"""Operations of our own, which torch's compiler calls as they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_library: Any = torch.library.Library("fedlamb", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def define(schema: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    """Makes `torch.ops.fedlamb.NAME` for a CPU; `shapes` gives results without their values."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, function, "CPU")
+    torch.library.register_fake(f"fedlamb::{name}", shapes, lib=_library)

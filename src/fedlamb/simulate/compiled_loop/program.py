@@ -1,0 +1,58 @@
+"""A pure function of tensors as one program, by torch's own compiler."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ...errors import SettingError
+from ...files import exclusive
+from .pooled_convolution import joined
+from .pooling import DECOMPOSITIONS
+from .updates import inside_products
+
+Program = Callable[..., list[Tensor]]
+
+
+def compiled(function: Program, examples: Sequence[Tensor], what: str, state: int = 0) -> Program:
+    """The function for tensors like the examples; says how long it took.
+
+    state: so many results take the place of the first arguments, and so are laid out like them.
+    """
+    begun = time.perf_counter()
+    # A tensor that comes twice, such as a model just received, would be traced as one.
+    at = [example.data_ptr() for example in examples]
+    apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
+    try:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        # By default a pool of processes would start up, for kernels that a CPU has none of. Of
+        # several workers one compiles, and the others find its programs in the cache.
+        one_thread = torch._inductor.config.patch(compile_threads=1)
+        with one_thread, exclusive(Path(cache_dir()) / "fedlamb.lock", wait=True):
+            traced = joined(inside_products(make_fx(function)(*apart)))
+
+            def laid_out(*tensors: Tensor) -> list[Tensor]:
+                found = traced(*tensors)
+                same = [_like(old, new) for old, new in zip(tensors, found[:state], strict=False)]
+                return [*same, *found[state:]]
+
+            graph = make_fx(laid_out, decomposition_table=DECOMPOSITIONS)(*apart)
+            program: Program = torch._inductor.compile(graph, list[Any](apart))
+            program(*apart)
+    except Exception as error:
+        raise SettingError(
+            "compile", True, f"does not work here; leave it off, or install g++ ({error})"
+        ) from error
+    seconds = time.perf_counter() - begun
+    print(f"fedlamb: compiled {what} in {seconds:.1f} s", file=sys.stderr)
+    return program
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    return new if new.stride() == old.stride() else torch.empty_like(old).copy_(new)
