@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from fedlamb.experiment import build_run, load_experiment
+from fedlamb.experiment import build_run
 from fedlamb.reproduce.panels import PAPER
+from fedlamb.settings import load_experiment
 
 GRIDS: dict[str, list[dict[str, float]]] = {
     method: [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]

@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 import fedlamb as fl
-from fedlamb.experiment import build_run, load_experiment
+from fedlamb.experiment import build_run
 from fedlamb.records import RunFolder
+from fedlamb.settings import load_experiment
 from formats import pictures, write_idx
 
 ENDLESS = ("-s", "federation.rounds=100000")

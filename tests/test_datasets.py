@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import fedlamb as fl
-from fedlamb.experiment import build_run, load_data, load_experiment
+from fedlamb.experiment import build_run, load_data
+from fedlamb.settings import load_experiment
 from fedlamb.tasks import datasets as sets
 from fedlamb.tasks import decoded as decoding
 from fedlamb.tasks.decoder import Decoder, DecodingError

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import fedlamb as fl
-from fedlamb.experiment import build_run, load_experiment, presets, validate
+from fedlamb.experiment import build_run
+from fedlamb.settings import load_experiment, presets, validate
 
 SHAPES = {
     "mnist": (1, 28, 28),

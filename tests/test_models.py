@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import fedlamb as fl
-from fedlamb.experiment import build_run, load_experiment
+from fedlamb.experiment import build_run
+from fedlamb.settings import load_experiment
 from fedlamb.tasks.models import build_model
 
 COUNTS = {

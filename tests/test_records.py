@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import fedlamb as fl
-from fedlamb.experiment import build_run, load_experiment
+from fedlamb.experiment import build_run
 from fedlamb.records import RunFolder, conduct, summary_of
+from fedlamb.settings import load_experiment
 from fedlamb.simulate.saved import Journal
 from problems import Small
 

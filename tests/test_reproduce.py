@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from fedlamb.cli import app
 from fedlamb.errors import SettingError
-from fedlamb.experiment import validate
 from fedlamb.reproduce import panels, study
 from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Results, choose, of_curve
 from fedlamb.reproduce.study import Wanted, horizon, next_groups, survivors
 from fedlamb.reproduce.trials import Bench
+from fedlamb.settings import validate
 from fedlamb.simulate.sweep import Together
 
 ENGINE = {"device": "cpu", "compile": False, "root": None}
@@ -138,6 +138,7 @@ def test_reproduce_tunes_runs_and_shows_and_does_nothing_twice(
     told = CliRunner().invoke(app, ["reproduce", "fig2", "--dry-run", "--results", str(tmp_path)])
     assert told.exit_code == 0, told.output
     assert "To be run" in told.output
+    assert all(curve.label in told.output for curve in small.curves)
     assert list(tmp_path.iterdir()) == []
     options = ["reproduce", "fig2", "--seeds", "2", "--device", "cpu", "--results"]
     done = CliRunner().invoke(app, [*options, str(tmp_path / "whole")])

@@ -11,8 +11,8 @@ import torch
 
 import fedlamb as fl
 from fedlamb.cli import theory as command
-from fedlamb.reproduce import theory, theory_figure
-from fedlamb.reproduce.theory import EXPERIMENTS, Experiment, Setting
+from fedlamb.reproduce.theory import counterexample, figure, measured, slopes
+from fedlamb.reproduce.theory.experiments import EXPERIMENTS, Experiment, Setting
 
 SMALL = Setting(n=4, R=6, T=2, h=2, p=6)
 
@@ -32,7 +32,7 @@ def one_by_one(
         sent = algorithm.broadcast(server)
         reports = []
         for i, centre in enumerate(map(split, centres)):
-            grad_at = lambda x: {k: theory.gradient(x[k], centre[k]) for k in x}  # noqa: E731
+            grad_at = lambda x: {k: measured.gradient(x[k], centre[k]) for k in x}  # noqa: E731
             local = algorithm.client_begin(clients[i], sent, grad_at)
             for _ in range(steps):
                 local = algorithm.client_step(local, sent, grad_at)
@@ -53,7 +53,7 @@ def test_all_at_once_equals_one_layer_one_client_one_seed_after_another(algorith
     random = torch.Generator().manual_seed(1)
     start = torch.randn(2, 1, 3, 4, generator=random, dtype=torch.float64)
     centres = torch.randn(2, 5, 3, 4, generator=random, dtype=torch.float64)
-    *_, last = theory.trajectory(algorithm, start, centres, theory.gradient, rounds=4, steps=3)
+    *_, last = measured.trajectory(algorithm, start, centres, measured.gradient, rounds=4, steps=3)
     for seed in range(2):
         expected = one_by_one(algorithm, start[seed, 0], centres[seed], rounds=4, steps=3)
         for layer in range(3):
@@ -68,7 +68,7 @@ def test_the_gradient_is_the_loss_s():
     x = tensor(-2.0, 0.3, 1.5).requires_grad_()
     u = x - 0.7
     (expected,) = torch.autograd.grad((u**2 / (1 + u**2)).sum(), x)
-    assert torch.allclose(theory.gradient(x.detach(), tensor(0.7)), expected, 1e-14, 0)
+    assert torch.allclose(measured.gradient(x.detach(), tensor(0.7)), expected, 1e-14, 0)
 
 
 def test_noise_has_the_stated_variance_and_every_step_draws_anew(monkeypatch):
@@ -81,8 +81,8 @@ def test_noise_has_the_stated_variance_and_every_step_draws_anew(monkeypatch):
         )
 
     one = torch.ones(())
-    monkeypatch.setattr(theory, "trajectory", watched)
-    theory.measure(replace(SMALL, sigma=0.5), seeds=2)
+    monkeypatch.setattr(measured, "trajectory", watched)
+    measured.measure(replace(SMALL, sigma=0.5), seeds=2)
     noise = torch.stack(drawn)
     assert torch.equal(noise.abs(), torch.full_like(noise, 0.5))
     assert abs(float(noise.mean())) < 0.02
@@ -91,7 +91,7 @@ def test_noise_has_the_stated_variance_and_every_step_draws_anew(monkeypatch):
 
 
 def test_a_seed_s_numbers_do_not_depend_on_how_many_seeds_there_are():
-    two, three = (theory.measure(SMALL, seeds) for seeds in (2, 3))
+    two, three = (measured.measure(SMALL, seeds) for seeds in (2, 3))
     assert torch.equal(two.plain, three.plain[:2])
     assert torch.equal(two.weighted, three.weighted[:2])
     assert two.plain[0] != two.plain[1]
@@ -103,14 +103,16 @@ def test_left_sides_by_hand():
         SimpleNamespace(params={"x": tensor(x).reshape(1, 1, 1, 1)}, v_hat=SimpleNamespace(tree=v))
         for x, v in ((5.0, {"x": tensor(16.0)}), (3.0, {"x": tensor(4.0)}))
     ]
-    found = theory.left_sides(states, tensor(1.0, 3.0).reshape(1, 2, 1, 1), theory.quadratic)
+    found = measured.left_sides(states, tensor(1.0, 3.0).reshape(1, 2, 1, 1), measured.quadratic)
     assert float(found.plain) == (9 + 1) / 2
     assert float(found.weighted) == (9 / 4 + 1 / 2) / 2
 
 
 def test_the_right_side_by_hand():
     """sqrt(9 * 4 / 4) * 2 / (2 * 0.5 * 3) + 4 * 0.5 * 9 / 0.1 + 4 * 0.5 * 3"""
-    found = theory.right_side(n=4, rounds=3, h=2, p=4, alpha=0.5, bound=3, delta=2, eps=0.01)
+    found = counterexample.right_side(
+        n=4, rounds=3, h=2, p=4, alpha=0.5, bound=3, delta=2, eps=0.01
+    )
     assert found == pytest.approx(2 + 180 + 6)
 
 
@@ -121,15 +123,17 @@ def test_the_rate_is_the_corollary_s():
 
 
 def test_without_noise_identical_clients_are_one_client():
-    one, four = (theory.measure(replace(SMALL, sigma=0.0, n=n), 2) for n in (1, 4))
+    one, four = (measured.measure(replace(SMALL, sigma=0.0, n=n), 2) for n in (1, 4))
     assert torch.allclose(one.plain, four.plain, 1e-9, 0)
-    differ = theory.measure(replace(SMALL, sigma=0.0, heterogeneity=1.0), 2)
+    differ = measured.measure(replace(SMALL, sigma=0.0, heterogeneity=1.0), 2)
     assert not torch.allclose(one.plain, differ.plain, 1e-2, 0)
 
 
 def test_fed_lamb_goes_to_the_median_and_fed_ams_to_the_mean(monkeypatch):
-    monkeypatch.setattr(theory, "MEDIAN_ROUNDS", 1100)
-    ends = {(line["experiment"], line["settings"]["method"]): line for line in theory.median()}
+    monkeypatch.setattr(counterexample, "MEDIAN_ROUNDS", 1100)
+    ends = {
+        (line["experiment"], line["settings"]["method"]): line for line in counterexample.median()
+    }
     for name, mean in (("median", 1.0), ("median-shifted", 11.0)):
         lamb, ams = ends[name, "fed-lamb"], ends[name, "fed-ams"]
         assert lamb["x"][0] == ams["x"][0] == mean + 1
@@ -140,21 +144,21 @@ def test_fed_lamb_goes_to_the_median_and_fed_ams_to_the_mean(monkeypatch):
 
 
 def test_theorem_1_fails_on_three_quadratics_and_its_bound_on_gradients_holds(monkeypatch):
-    monkeypatch.setattr(theory, "SIDES_ROUNDS", (100, 3500))
-    short, long = theory.sides()
+    monkeypatch.setattr(counterexample, "SIDES_ROUNDS", (100, 3500))
+    short, long = counterexample.sides()
     assert short["weighted"] < short["right"]
     assert long["weighted"] > 1.2 * long["right"]
     assert max(short["largest_gradient"], long["largest_gradient"]) <= 3.1
 
 
 def test_slopes_and_intervals_by_hand():
-    assert theory.slope([1, 10, 100], [5, 0.5, 0.05]) == pytest.approx(-1)
-    assert theory.interval([1, 2, 3]) == pytest.approx((2, 4.303 / 3**0.5))
+    assert slopes.slope([1, 10, 100], [5, 0.5, 0.05]) == pytest.approx(-1)
+    assert slopes.interval([1, 2, 3]) == pytest.approx((2, 4.303 / 3**0.5))
     for freedom, point in ((1, 12.706), (9, 2.262), (10, 2.228), (19, 2.093), (60, 2.000)):
-        assert theory.t95(freedom) == pytest.approx(point, abs=1e-3)
+        assert slopes.t95(freedom) == pytest.approx(point, abs=1e-3)
 
 
-def lines_of(experiment: Experiment, values: dict[int, float]) -> list[theory.Line]:
+def lines_of(experiment: Experiment, values: dict[int, float]) -> list[measured.Line]:
     return [
         {
             "experiment": experiment.name,
@@ -179,7 +183,7 @@ def lines_of(experiment: Experiment, values: dict[int, float]) -> list[theory.Li
 )
 def test_verdicts_are_about_upper_bounds(values, holds):
     experiment = next(e for e in EXPERIMENTS if e.name == "n")
-    plain, weighted = theory.verdicts(lines_of(experiment, values))
+    plain, weighted = slopes.verdicts(lines_of(experiment, values))
     assert (plain.measure, plain.predicted, plain.holds) == ("plain", -0.5, holds)
     assert (weighted.measure, weighted.predicted, weighted.holds) == ("weighted", 0.0, True)
 
@@ -189,7 +193,7 @@ def test_a_wide_interval_is_no_evidence():
     lines = lines_of(experiment, {1: 1.0, 4: 0.5})
     for line in lines:
         line["plain"] **= line["seed"]
-    assert not theory.verdicts(lines)[0].holds
+    assert not slopes.verdicts(lines)[0].holds
 
 
 def test_experiments_differ_only_in_the_letter_they_vary():
@@ -205,10 +209,10 @@ def test_experiments_differ_only_in_the_letter_they_vary():
 def test_the_command_writes_lines_and_draws_from_them(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     few = tuple(replace(e, setting=SMALL, values=(1, 2)) for e in EXPERIMENTS[2:3])
-    for module in (theory, theory_figure, command):
+    for module in (slopes, figure, command):
         monkeypatch.setattr(module, "EXPERIMENTS", few)
-    monkeypatch.setattr(theory, "MEDIAN_ROUNDS", 5)
-    monkeypatch.setattr(theory, "SIDES_ROUNDS", (5, 10))
+    monkeypatch.setattr(counterexample, "MEDIAN_ROUNDS", 5)
+    monkeypatch.setattr(counterexample, "SIDES_ROUNDS", (5, 10))
     command.theory(seeds=2, out=tmp_path / "new")
     lines = [json.loads(text) for text in (tmp_path / "new/theory.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 2 * len(few) + 4 + 2
@@ -216,7 +220,7 @@ def test_the_command_writes_lines_and_draws_from_them(tmp_path, monkeypatch, cap
     shown = capsys.readouterr().out
     assert shown.count("as predicted") == 2 * len(few) + 2
     (tmp_path / "again").mkdir()
-    for path in theory_figure.draw(lines, tmp_path / "again"):
+    for path in figure.draw(lines, tmp_path / "again"):
         assert path.read_bytes() == (tmp_path / "new" / path.name).read_bytes()
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from .. import __version__
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError
-from ..experiment import presets
+from ..settings import presets
 from ..simulate.crew import CrewError
 from . import data, reproduce, runs, sweeps, theory
 from .workers import follow_quietly, leads

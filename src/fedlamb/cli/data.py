@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import SettingError
-from ..experiment import Split, build_clients, check_split, sentence
+from ..experiment import build_clients
 from ..report import holdings
+from ..settings import Split, check_split, sentence
 from ..tasks.datasets import (
     KNOWN,
     Dataset,

@@ -22,6 +22,7 @@ from ..reproduce.results import (
 from ..reproduce.study import (
     Group,
     Wanted,
+    expected_after_grid,
     experiment_of,
     next_groups,
     run_group,
@@ -159,22 +160,25 @@ def _together(compile: bool) -> Together:
 def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> None:
     """What is left, its steps, and an estimate from one round of each panel."""
     table = Table(title="To be run", title_justify="left")
-    for heading in ("panel", "method", "stage", "trials", "rounds", "local steps", "about"):
-        left = heading in ("panel", "method")
-        table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    for heading in ("method", "stage", "trials", "rounds", "steps", "about"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     total = 0.0
     for one in wanted:
         each: tuple[int, float] | None = None
-        for group in next_groups(one, place):
+        groups = next_groups(one, place)
+        if groups:
+            table.add_section()
+            table.add_row(f"[bold]{one.panel.id}")
+        for group in groups:
             each = each or _measured(one, group, engine)
             stages = [(group.stage, len(group.points), group.rounds)]
             if group.stage == "grid":  # how many points go on is not known yet
-                stages += _after_grid(one)
+                stages += expected_after_grid(one)
             for stage, trials, rounds in stages:
                 seconds = trials * rounds * each[1]
                 total += seconds
                 steps = f"{trials * rounds * each[0]:,}"
-                cells = (one.panel.id, group.method, stage, str(trials), str(rounds), steps)
+                cells = (group.label, stage, str(trials), str(rounds), steps)
                 table.add_row(*cells, _time(seconds))
     if not table.row_count:
         console.print(f"Nothing to run: all trials are in {place.folder}")
@@ -185,13 +189,6 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> N
         f"About {_time(total)} on {where}, trial by trial; together on a GPU they take less. Five "
         "points of each grid are reckoned to go on."
     )
-
-
-def _after_grid(wanted: Wanted) -> list[tuple[str, int, int]]:
-    """(stage, trials, rounds) of what follows, if five points go on."""
-    if wanted.panel.narrow:
-        return [("final", wanted.seeds, wanted.rounds)]
-    return [("whole", 5, wanted.rounds), ("final", 3 * (wanted.seeds - 1), wanted.rounds)]
 
 
 def _measured(wanted: Wanted, group: Group, engine: dict[str, Any]) -> tuple[int, float]:

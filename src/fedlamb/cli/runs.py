@@ -12,14 +12,7 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
-from ..experiment import (
-    Experiment,
-    build_run,
-    device_of,
-    load_data,
-    load_experiment,
-    validate,
-)
+from ..experiment import build_run, device_of, load_data
 from ..records import (
     RunFolder,
     Status,
@@ -32,6 +25,7 @@ from ..records import (
 )
 from ..report import page
 from ..report.table import headings, rows
+from ..settings import Experiment, load_experiment, validate
 from ..simulate.crew import Crew, CrewError
 from ..simulate.fit import Run
 from ..tasks.datasets import Dataset

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
-from ..experiment import Experiment, build_algorithm, load_experiment
 from ..records import environment, locked, summary_of, write_json
 from ..report.table import percent, spread
 from ..reproduce.panels import PAPER
 from ..reproduce.trials import Bench
+from ..settings import Experiment, build_algorithm, load_experiment
 from ..simulate.sweep import Together
 from .display import console, decoding
 from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options

@@ -14,20 +14,11 @@ from rich.table import Table
 
 from ..errors import SettingError
 from ..files import write_text
-from ..reproduce import theory_figure
-from ..reproduce.theory import (
-    EXPERIMENTS,
-    MEDIAN,
-    MEDIAN_ROUNDS,
-    SIDES_ROUNDS,
-    TOLERANCE,
-    Line,
-    OnSteps,
-    median,
-    run,
-    sides,
-    verdicts,
-)
+from ..reproduce.theory import figure
+from ..reproduce.theory.counterexample import MEDIAN, MEDIAN_ROUNDS, SIDES_ROUNDS, median, sides
+from ..reproduce.theory.experiments import EXPERIMENTS
+from ..reproduce.theory.measured import Line, OnSteps, run
+from ..reproduce.theory.slopes import TOLERANCE, verdicts
 from .display import console
 
 Part = tuple[str, int, Callable[[OnSteps], Iterable[Line]]]
@@ -51,13 +42,13 @@ def theory(
 
     Example: fedlamb theory --seeds 20 --out paper/theory
     """
-    theory_figure.require()
+    figure.require()
     if out.exists() and not out.is_dir():
         raise SettingError("--out", str(out), "is a file, and must be a folder")
     out.mkdir(parents=True, exist_ok=True)
     lines = list(_lines(_parts(seeds)))
     write_text(out / "theory.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    pictures = theory_figure.draw(lines, out)
+    pictures = figure.draw(lines, out)
     _show_slopes(lines)
     _show_median(lines)
     _show_sides(lines)

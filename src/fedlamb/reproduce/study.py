@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from ..errors import SettingError
-from ..experiment import Experiment, validate
+from ..settings import Experiment, validate
 from ..tasks.decoded import Report
 from .panels import PANELS, Curve, Panel
 from .results import DIGITS, Line, Results, choose, key_of, of_curve, score
@@ -46,6 +46,8 @@ class Group(NamedTuple):
     """Trials of one method that can run together."""
 
     method: str
+    label: str
+    """Of the curve."""
     rounds: int
     points: list[tuple[dict[str, Any], int]]
     """(values, seed)"""
@@ -91,7 +93,7 @@ def next_groups(wanted: Wanted, results: Results) -> list[Group]:
                 if _key(curve.method, values, seed, rounds, wanted.select) not in done
             ]
             if left:
-                found.append(Group(curve.method, rounds, left, stage))
+                found.append(Group(curve.method, curve.label, rounds, left, stage))
                 break  # what comes after depends on it
     return found
 
@@ -127,6 +129,14 @@ def _stages(
     yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
 
 
+def expected_after_grid(wanted: Wanted) -> list[tuple[str, int, int]]:
+    """(stage, trials, rounds) of what follows a grid, if five points go on."""
+    if wanted.panel.narrow:
+        return [("final", wanted.seeds, wanted.rounds)]
+    more_seeds = _SEEDED * (wanted.seeds - 1)
+    return [("whole", 5, wanted.rounds), ("final", more_seeds, wanted.rounds)]
+
+
 def _key(method: str, values: dict[str, Any], seed: int, rounds: int, select: str) -> str:
     trial = {"method": method, "values": values, "seed": seed}
     return key_of({**trial, "rounds": rounds, "select": select})
@@ -160,7 +170,7 @@ def run_group(
         results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
 
     if first.task.device.type == "cuda" and first.executor == "vectorised":
-        name = f"{group.method} × {len(points)}"
+        name = f"{group.label} × {len(points)}"
         lines = bench.run_together(points, lambda *now: told(name, *now))
         for number, rounds in enumerate(lines):
             keep(number, rounds)
@@ -169,7 +179,7 @@ def run_group(
         values, seed = group.points[number]
         key = _key(group.method, values, seed, group.rounds, wanted.select)
         partial = results.folder / "partial" / f"{panel.figure}-{panel.name}-{_short(key)}"
-        name = f"{group.method} {number + 1}/{len(points)}"
+        name = f"{group.label} {number + 1}/{len(points)}"
         alone: Told = lambda *now, name=name: told(name, *now)  # noqa: E731
         keep(number, run_alone(point, partial, alone))
 

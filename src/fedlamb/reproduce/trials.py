@@ -5,15 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..experiment import (
-    Experiment,
-    build_clients,
-    build_run,
-    build_task,
-    device_of,
-    load_data,
-)
+from ..experiment import build_clients, build_run, build_task, device_of, load_data
 from ..records import RunFolder, conduct
+from ..settings import Experiment
 from ..simulate.fit import Round
 from ..simulate.sweep import Point, Sweep, Together
 from ..tasks.datasets import Dataset

@@ -25,10 +25,12 @@ class Share:
         return self.own(round) or self.plan.cohort(round)[:1]
 
     def own(self, round: int) -> list[int]:
-        """Those whose state it keeps; where clients keep none, an even share."""
+        """Those whose state it keeps; where clients keep none, an even share, of which the leader,
+        who also writes what there is to keep, has the smallest."""
         whole = self.plan.cohort(round)
         if self.stateless:
-            return whole[self.crew.rank :: self.crew.size]
+            last_first = self.crew.size - 1 - self.crew.rank
+            return whole[last_first :: self.crew.size]
         return [c for c in whole if self.crew.owns(c)]
 
     def rows(self, round: int, client: int) -> Tensor:

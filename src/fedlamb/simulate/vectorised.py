@@ -8,21 +8,18 @@ sizes are padded by rows of weight 0; where all are equal, nothing is padded.
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError
-from ..local_round import Outcome, Underway, begin, end, step
 from ..plan import Plan
 from ..randomness import own_random_state
-from ..tasks.images import Batch
 from ..tasks.task import Task
 from ..trees import Tree
 from .allocator import keep_freed_memory
@@ -34,6 +31,7 @@ from .functional import Functional
 from .messages import take_apart
 from .padding import Named, Schedule, padded_batches, padded_data
 from .running_mean import RunningMean
+from .stacked_round import Form, stacked_round
 from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
 
 
@@ -166,15 +164,11 @@ class Stack:
     def _together(self, trials: Sequence[Trial], family: Family) -> list["_Chunk"]:
         """These clients in one program."""
         inputs, form = self._inputs(trials, family)
-        plain = partial(self._program, form, None)
+        plain = partial(stacked_round, self._gradients, form, None)
+        again = partial(stacked_round, self._gradients, form, self._compiled)
         if self._replayed is None:
-            outputs = (
-                plain(inputs)
-                if self._compiled is None
-                else self._program(form, self._compiled, inputs)
-            )
+            outputs = again(inputs)
         else:
-            again = partial(self._program, form, self._compiled)
             outputs = self._replayed(form.key, plain, again, inputs)
         states, mean, largest = outputs
         found = []
@@ -202,7 +196,7 @@ class Stack:
         batches, schedule = padded_batches(work)
         return _moved(batches, like), schedule, _moved(padded_data(work), like)
 
-    def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], "_Form"]:
+    def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], Form]:
         """All that differs between rounds as tensors; all that does not as a form."""
         device = self.task.device
         like = next(iter(self.task.params.values()))
@@ -235,86 +229,7 @@ class Stack:
             "shares": (shares / shares.sum(dim=1, keepdim=True)).to(device),
         }
         _, together, flags = messages[0]
-        return inputs, _Form(family.algorithm, together, flags, structure, schedule)
-
-    def _program(
-        self, form: "_Form", compiled: "Compiled | None", inputs: dict[str, Any]
-    ) -> tuple[Any, Upload, Tree]:
-        """Pure tensors in and out, with axes (trials, clients, ...)."""
-        gradients = self._gradients
-        of_trials = inputs["varied"], inputs["sent"], inputs["buffers"]
-
-        def each(function: Callable[..., Any], of_trials: Any, *of_clients: Any) -> Any:
-            """The function over trials and their clients."""
-
-            def trial(of_trial: Any, *of_clients: Any) -> Any:
-                varied, sent, buffers = of_trial
-                algorithm: Any = form.algorithm
-                algorithm = replace(algorithm, **varied) if varied else algorithm
-                one = partial(function, algorithm, form.broadcast(sent), buffers)
-                return vmap(one, randomness="different")(*of_clients)
-
-            return vmap(trial, randomness="different")(of_trials, *of_clients)
-
-        def start(algorithm: Any, sent: Any, buffers: Tree, state: Any, data: Named) -> Any:
-            client = tree_unflatten(state, form.structure)
-            return begin(algorithm, gradients, client, sent, buffers, Batch(**data))
-
-        def go_on(algorithm: Any, sent: Any, _: Tree, now: Underway, batch: Named) -> Any:
-            return step(algorithm, gradients, now, sent, Batch(**batch))
-
-        def stop(algorithm: Any, sent: Any, _: Tree, now: Underway, steps: Tensor) -> Any:
-            return end(algorithm, now, sent, steps)
-
-        all_step = partial(each, go_on)
-        if compiled is not None:
-            all_step = partial(compiled, (form.algorithm, form.flags), all_step)
-        now: Underway = each(start, of_trials, inputs["states"], inputs["data"])
-        finished: list[Underway] = []
-        batches, first = dict(inputs["batches"]), 0
-        steps, keys = batches.pop("steps"), batches.pop("key")
-        for number, (width, active, resting) in enumerate(zip(*form.schedule, strict=True)):
-            if active < now.loss.shape[1]:  # the others are done
-                finished.insert(0, tree_map(lambda t, a=active: t[:, a:], now))
-                now = tree_map(lambda t, a=active: t[:, :a], now)
-            rows = slice(first, first + width)
-            batch = {name: t[:, :active, rows] for name, t in batches.items()}
-            after = all_step(of_trials, now, {**batch, "key": keys[:, :active, number]})
-            if resting:
-                at_work = steps[:, :active] > number
-                after = tree_map(partial(_where, at_work), after, now)
-            now, first = after, first + width
-        if finished:
-            now = tree_map(lambda *parts: torch.cat(parts, dim=1), now, *finished)
-        outcome: Outcome = each(stop, of_trials, now, steps)
-
-        def mean(tree: Any) -> Any:
-            return tree_map(lambda t: torch.einsum("tc,tc...->t...", inputs["shares"], t), tree)
-
-        before = inputs["buffers"]
-        averaged = {n: b for n, b in outcome.buffers.items() if b.is_floating_point()}
-        change = {n: b - before[n][:, None] for n, b in averaged.items()}
-        largest = {n: b.amax(dim=1) for n, b in outcome.buffers.items() if n not in averaged}
-        upload = Upload(outcome.report, change, {"loss": outcome.loss})
-        return outcome.client, mean(upload), largest
-
-
-class _Form(NamedTuple):
-    """What decides a program beside its inputs."""
-
-    algorithm: AnyAlgorithm
-    broadcast: Callable[[list[Tensor]], Any]
-    """Put together from its tensors."""
-    flags: tuple[Any, ...]
-    """What the broadcast holds beside tensors and numbers."""
-    structure: Any
-    """Of a client's state."""
-    schedule: Schedule
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The same for two rounds whose programs are the same."""
-        return self.algorithm, self.flags, str(self.structure), self.schedule
+        return inputs, Form(family.algorithm, together, flags, structure, schedule)
 
 
 class _Chunk(NamedTuple):
@@ -363,7 +278,3 @@ def _moved(tensors: Named, like: Tensor) -> Named:
     return {
         n: t.to(like) if t.is_floating_point() else t.to(like.device) for n, t in tensors.items()
     }
-
-
-def _where(at_work: Tensor, after: Tensor, before: Tensor) -> Tensor:
-    return torch.where(at_work.reshape(*at_work.shape, *[1] * (after.dim() - 2)), after, before)

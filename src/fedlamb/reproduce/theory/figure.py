@@ -5,8 +5,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..errors import SettingError
-from .theory import EXPERIMENTS, MEDIAN, Experiment, Line, Measure, interval
+from ...errors import SettingError
+from .counterexample import MEDIAN
+from .experiments import EXPERIMENTS, Experiment
+from .measured import Line, Measure
+from .slopes import interval
 
 _COLOURS = {"fed-lamb": "#D55E00", "fed-ams": "#E69F00"}
 _CURVES = (("#D55E00", "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#E69F00", "D"))

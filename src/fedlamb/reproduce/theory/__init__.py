@@ -1,0 +1,1 @@
+"""The paper's Theorem 1 and its corollary, put to the test."""
