@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedlamb.plan import Plan
+from fedlamb.simulate.crew import Crew
+from fedlamb.simulate.distributed import Share
 from test_cli import SMALL, command, results
 
 HERE = Path(__file__).parent
@@ -58,6 +62,16 @@ def test_ranks_give_the_same_trajectory_over_ten_rounds(alone: Any, size: int) -
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for threads by /proc")
 def test_threads_that_carry_messages_end_before_python_does() -> None:
     crew(2, "ranks_end.py")
+
+
+@pytest.mark.parametrize(("size", "shares"), [(2, [2, 3]), (3, [1, 2, 2])])
+def test_the_leader_has_the_smallest_share_of_clients_without_state(
+    size: int, shares: list[int]
+) -> None:
+    plan = Plan([torch.arange(3)] * 5, fraction=1.0, batch_size=3, epochs=1, seed=0)
+    own = [Share(plan, Crew(rank, size), stateless=True).own(1) for rank in range(size)]
+    assert [len(clients) for clients in own] == shares
+    assert sorted(client for clients in own for client in clients) == [0, 1, 2, 3, 4]
 
 
 def test_workers_are_stopped_resumed_and_give_the_same_bits(tmp_path: Path) -> None:

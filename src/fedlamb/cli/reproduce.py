@@ -168,7 +168,7 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> N
         groups = next_groups(one, place)
         if groups:
             table.add_section()
-            table.add_row(f"[bold]{one.panel.id}")
+            table.add_row(one.panel.id, style="bold")
         for group in groups:
             each = each or _measured(one, group, engine)
             stages = [(group.stage, len(group.points), group.rounds)]
