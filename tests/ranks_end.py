@@ -3,6 +3,7 @@
 import atexit
 import importlib
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -23,9 +24,11 @@ def look(before: list[int]) -> None:
 def main() -> None:
     before: list[int] = []
     atexit.register(look, before)  # called after what the crew registers
+    if "--own-group" in sys.argv:  # a script that has met the others already
+        torch.distributed.init_process_group("gloo")
     crew = Crew.join(torch.device("cpu"))
     importlib.import_module("torch.distributed.nn")  # keeps the default group for good
-    crew.total({"ranks": torch.tensor(1.0)})
+    assert crew.total({"ranks": torch.tensor(1.0)}) == {"ranks": torch.tensor(2.0)}
     before.append(carriers())
 
 

@@ -93,7 +93,8 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
-    ("size", "options"), [(8, {}), (7, {}), (8, {"stride": 1}), (8, {"padding": 1})]
+    ("size", "options"),
+    [(8, {}), (7, {}), (8, {"stride": 1}), (8, {"padding": 1}), (7, {"ceil_mode": True})],
 )
 def test_pools_are_the_same_where_pixels_are_equal(layout: Any, size: int, options: Any) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -179,6 +180,36 @@ def test_what_is_not_a_first_convolution_and_its_pool_is_left_alone(stop: str) -
         assert torch.equal(expected, found)
 
 
+@compiles
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_convolution_without_bias_on_other_than_square_images_is_joined(gradients: bool) -> None:
+    def both(x: Tensor, weight: Tensor) -> list[Tensor]:
+        with torch.set_grad_enabled(gradients):
+            leaf = weight.detach().requires_grad_(gradients)
+            y = F.max_pool2d(F.conv2d(x, leaf), 2)
+            return [y.detach(), *(torch.autograd.grad(y.sum(), leaf) if gradients else ())]
+
+    given = [whole_numbers(*s, dtype=torch.float64) for s in ((3, 1, 8, 13), (4, 1, 3, 3))]
+    graph = joined(make_fx(both)(*given))
+    assert graph.code.count("fedlamb") == 1 + gradients
+    for expected, found in zip(both(*given), graph(*given), strict=True):
+        assert torch.equal(expected, found)
+
+
+@compiles
+def test_what_is_no_number_goes_through_a_convolution_and_its_pool() -> None:
+    x = torch.rand(2, 1, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 4, 4], x[1, 0, 0, 0], x[1, 0, 8, 8] = torch.nan, torch.inf, -torch.inf
+    weight = torch.tensor([1.0, -1.0], dtype=torch.float64).expand(3, 1, 2, 2).contiguous()
+    both = lambda x, weight: F.max_pool2d(F.conv2d(x, weight), 2)  # noqa: E731
+    graph = joined(make_fx(both)(x, weight))
+    assert "fedlamb" in graph.code
+    expected = both(x, weight)
+    assert expected.isnan().any()
+    assert not expected.isnan().all()
+    torch.testing.assert_close(graph(x, weight), expected, equal_nan=True, rtol=1e-12, atol=0)
+
+
 def test_a_step_along_a_product_becomes_part_of_it() -> None:
     def step(weight: Tensor, a: Tensor, b: Tensor, rate: Tensor) -> Tensor:
         return weight + (-rate) * (a @ b).t().t()
@@ -190,14 +221,18 @@ def test_a_step_along_a_product_becomes_part_of_it() -> None:
     assert torch.equal(graph(*given, torch.tensor(0.5)), step(*given, torch.tensor(0.5)))
 
 
-@pytest.mark.parametrize("stop", ["turned", "used twice", "matrix"])
+@pytest.mark.parametrize("stop", ["turned", "used twice", "matrix", "row", "dtype", "constant"])
 def test_other_products_are_left_alone(stop: str) -> None:
     def step(weight: Tensor, a: Tensor, b: Tensor, rate: Tensor) -> list[Tensor]:
-        product = a @ b
+        if stop == "constant":
+            return [weight + a * constant]
+        product = a[:1] @ b if stop == "row" else a @ b
+        weight = weight.float() if stop == "dtype" else weight
         scale = weight if stop == "matrix" else rate
         new = weight + scale * (product.t() if stop == "turned" else product)
         return [new, product] if stop == "used twice" else [new]
 
+    constant = torch.ones(4, 4, dtype=torch.float64)
     given = [whole_numbers(4, 4, dtype=torch.float64) for _ in range(3)]
     graph = inside_products(make_fx(step)(*given, torch.tensor(0.5)))
     assert "aten.addmm" not in graph.code
@@ -208,12 +243,33 @@ def test_other_products_are_left_alone(stop: str) -> None:
 
 
 @compiles
+def test_uint8_images_and_frozen_parameters_take_the_same_steps() -> None:
+    x, y = images(0, 16)
+    model = build_model("cnn", (1, 16, 16), 4).double()
+    model.conv1.requires_grad_(False)
+    data = (x * 255).to(torch.uint8), y
+    inputs = fl.Images(mean=(127.0,), std=(64.0,))
+    task = fl.Task(model, train=data, test=data, inputs=inputs)
+    assert_same(fl.FedSGD(lr=0.1), task, 2, clients=fl.iid(40, 4), batch_size=5)
+
+
+@compiles
+def test_an_error_of_the_models_own_is_told_as_it_is() -> None:
+    with torch.random.fork_rng():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4)).double()
+    task = fl.Task(model, train=images(0, 8), test=images(1, 8))
+    run = fl.fit(fl.FedSGD(lr=0.1), task, rounds=1, clients=[[0]], compile=True)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        next(run)
+
+
+@compiles
 def test_the_test_pass_is_the_same_for_sets_of_any_size() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).double()
     x, y = images(3, 8)
-    for rows in (1, 257):  # the latter in pieces of 85 and 86 rows, and 7 are a size too many
+    for rows in (1, 1025):  # the latter in chunks of 513 and 512 rows
         many = torch.arange(rows) % 40
         task = fl.Task(model, train=(x, y), test=(x[many], y[many]), validation=(x[:7], y[:7]))
         outputs_of = CompiledOutputs(task)

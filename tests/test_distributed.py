@@ -21,7 +21,7 @@ from test_cli import SMALL, command, results
 HERE = Path(__file__).parent
 
 
-def crew(size: int, script: str = "ranks.py") -> str:
+def crew(size: int, script: str = "ranks.py", *options: str) -> str:
     """What rank 0 of the script prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -29,7 +29,7 @@ def crew(size: int, script: str = "ranks.py") -> str:
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
     started = [
         subprocess.Popen(
-            [sys.executable, str(HERE / script)],
+            [sys.executable, str(HERE / script), *options],
             env={**os.environ, **(group if size > 1 else {}), "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -60,8 +60,9 @@ def test_ranks_give_the_same_trajectory_over_ten_rounds(alone: Any, size: int) -
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for threads by /proc")
-def test_threads_that_carry_messages_end_before_python_does() -> None:
-    crew(2, "ranks_end.py")
+@pytest.mark.parametrize("options", [[], ["--own-group"]])
+def test_threads_that_carry_messages_end_before_python_does(options: list[str]) -> None:
+    crew(2, "ranks_end.py", *options)
 
 
 @pytest.mark.parametrize(("size", "shares"), [(2, [2, 3]), (3, [1, 2, 2])])
@@ -78,6 +79,7 @@ def test_workers_are_stopped_resumed_and_give_the_same_bits(tmp_path: Path) -> N
     options = (*SMALL, "-s", "federation.rounds=30", "-m", "fed-lamb", "--workers", "2")
     whole = command("run", *options, "-o", f"{tmp_path}/whole")
     assert whole.returncode == 0, whole.stderr
+    assert "Traceback" not in whole.stderr
     assert "2 workers" in whole.stdout
     process = start(options, tmp_path / "r")
     process.send_signal(signal.SIGINT)

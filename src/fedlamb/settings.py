@@ -98,7 +98,7 @@ class Engine(_Section):
     workers: Workers = 1
     """Processes that share the clients of a round; auto: as many as a measurement finds best."""
     compile: bool = False
-    """Whether local steps are compiled first."""
+    """Whether local steps, and on a CPU the test pass, are compiled first."""
 
 
 class Experiment(_Section):

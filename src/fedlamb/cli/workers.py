@@ -13,6 +13,7 @@ import torch
 
 from ..local_round import local_round
 from ..randomness import own_random_state
+from ..simulate.crew import leave
 from ..simulate.fit import Run
 from ..simulate.loop import Autograd
 from ..simulate.work import assignments
@@ -54,8 +55,7 @@ def crew_of(workers: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        leave()
         for other in others:
             other.terminate()
         for other in others:

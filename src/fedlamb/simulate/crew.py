@@ -36,14 +36,16 @@ class Crew:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return Crew()
-        if not dist.is_initialized():
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            try:
+        try:
+            if not dist.is_initialized():
+                backend = "nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, timeout=_PATIENCE, **_meeting(size))
-                _groups.append(dist.new_group())
-            except Exception as error:
-                raise CrewError(f"the {size} workers did not find each other; {error}") from error
-            atexit.register(_leave)
+                _groups.clear()
+            if not _groups:
+                _groups.append(dist.new_group(timeout=_PATIENCE))
+                atexit.register(leave)
+        except Exception as error:
+            raise CrewError(f"the {size} workers did not find each other; {error}") from error
         return Crew(dist.get_rank(), size)
 
     @property
@@ -165,16 +167,16 @@ class Crew:
             raise CrewError("another worker of this run has ended or cannot be reached") from error
 
 
-def _leave() -> None:
-    """End the group's threads while Python still runs.
+def leave() -> None:
+    """Ends the group's threads while Python still runs.
 
     A thread of gloo that lets go of a tensor needs Python's lock, and aborts the process where
     Python has ended. A group ends with its last reference; modules of torch may hold one to the
     default group, hence a group of our own.
     """
-    if _groups:
-        dist.destroy_process_group(_groups.pop())
     if dist.is_initialized():
+        if _groups:
+            dist.destroy_process_group(_groups.pop())
         dist.destroy_process_group()
 
 

@@ -109,9 +109,10 @@ extern "C" void forward(int64_t images, int64_t threads, const REAL* x, const in
             const REAL *above = &upper_row[o][2 * v], *under = &lower_row[o][2 * v];
             const Vector a = every_second<0>(above), b = every_second<1>(above);
             const Vector c = every_second<0>(under), d = every_second<1>(under);
-            const Wholes right = b > a, right_under = d > c;  // all bits set, which is -1
+            // All bits set, which is -1, where the second is larger, or no number at all.
+            const Wholes right = (b > a) | (b != b), right_under = (d > c) | (d != d);
             const Vector upper = right ? b : a, lower = right_under ? d : c;
-            const Wholes below = lower > upper;
+            const Wholes below = (lower > upper) | (lower != lower);
             at(&largest[o][v]) = below ? lower : upper;
             *reinterpret_cast<Wholes*>(&where[o][v]) = below ? 2 - right_under : -right;
           }

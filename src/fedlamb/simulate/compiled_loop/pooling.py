@@ -25,7 +25,7 @@ def pool(
 ) -> Any:
     """`aten::max_pool2d_with_indices`, or NotImplemented where the windows are others."""
     even = x.dim() == 4 and x.shape[2] % 2 == 0 == x.shape[3] % 2
-    if not (even and is_plain(window, stride, padding, dilation)):
+    if not (even and is_plain(window, stride, padding, dilation, ceil_mode)):
         return NotImplemented
     halves = *x.shape[:2], x.shape[2] // 2, 2, x.shape[3] // 2, 2
     windows = x.reshape(halves)
@@ -51,7 +51,7 @@ def pool_backward(
     place: Tensor,
 ) -> Any:
     """Its gradient, by torch's own operation, which is fast."""
-    if not is_plain(window, stride, padding, dilation):
+    if not is_plain(window, stride, padding, dilation, ceil_mode):
         return NotImplemented
     layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
     return torch.ops.fedlamb.pool_backward.default(

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...errors import SettingError
 from ...files import exclusive
+from ...tasks.task import Task
 from .pooled_convolution import joined
 from .pooling import DECOMPOSITIONS
 from .updates import inside_products
@@ -28,6 +29,13 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
     # A tensor that comes twice, such as a model just received, would be traced as one.
     at = [example.data_ptr() for example in examples]
     apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
+    traced = joined(inside_products(make_fx(function)(*apart)))
+
+    def same_layout(*tensors: Tensor) -> list[Tensor]:
+        found = traced(*tensors)
+        same = [_like(old, new) for old, new in zip(tensors, found[:state], strict=False)]
+        return [*same, *found[state:]]
+
     try:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -35,14 +43,7 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
         # several workers one compiles, and the others find its programs in the cache.
         one_thread = torch._inductor.config.patch(compile_threads=1)
         with one_thread, exclusive(Path(cache_dir()) / "fedlamb.lock", wait=True):
-            traced = joined(inside_products(make_fx(function)(*apart)))
-
-            def laid_out(*tensors: Tensor) -> list[Tensor]:
-                found = traced(*tensors)
-                same = [_like(old, new) for old, new in zip(tensors, found[:state], strict=False)]
-                return [*same, *found[state:]]
-
-            graph = make_fx(laid_out, decomposition_table=DECOMPOSITIONS)(*apart)
+            graph = make_fx(same_layout, decomposition_table=DECOMPOSITIONS)(*apart)
             program: Program = torch._inductor.compile(graph, list[Any](apart))
             program(*apart)
     except Exception as error:
@@ -52,6 +53,14 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
     seconds = time.perf_counter() - begun
     print(f"fedlamb: compiled {what} in {seconds:.1f} s", file=sys.stderr)
     return program
+
+
+def laid_out(task: Task, tensor: Tensor) -> Tensor:
+    """The one layout that programs are made for."""
+    if tensor.dim() == 4 and task.channels_last:
+        # contiguous() would leave one channel as it is, and what a convolution gives with it.
+        return tensor.to(memory_format=torch.channels_last)
+    return tensor.contiguous()
 
 
 def _like(old: Tensor, new: Tensor) -> Tensor:

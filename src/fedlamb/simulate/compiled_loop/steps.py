@@ -18,7 +18,7 @@ from ...tasks.images import Batch
 from ...tasks.task import Task
 from ..functional import Functional
 from ..messages import Apart, take_apart
-from .program import Program, compiled
+from .program import Program, compiled, laid_out
 
 _SIZES = 4  # of batches, compiled for each kind of round; clients of many sizes have many
 _AHEAD = 16  # steps whose rows are picked together
@@ -69,10 +69,7 @@ class CompiledSteps:
             yield from zip(*found, strict=True)
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
-        if tensor.dim() == 4 and self.task.channels_last:
-            # contiguous() would leave one channel as it is, and what a convolution gives with it.
-            return tensor.to(memory_format=torch.channels_last)
-        return tensor.contiguous()
+        return laid_out(self.task, tensor)
 
     def _step(self, structure: TreeSpec, message: Apart, names: list[str]) -> Program:
         """A local step as a pure function of (state, message, inputs and targets, batch)."""

@@ -4,7 +4,7 @@ W + s · (A B) as it stands writes the product, as large as the weights, and rea
 `addmm` the product is added where the weights already lie.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -19,15 +19,17 @@ def inside_products(graph: GraphModule) -> GraphModule:
             continue
         weight, step = node.args
         found = _scaled_product(step)
-        if found is None or not isinstance(weight, Node) or _shape(weight) != _shape(node):
+        if found is None or _kind(weight) != _kind(node) or _kind(found[1]) != _kind(node):
             continue
-        scale, (a, b) = found
+        scale, product = found
+        a, b = product.args
         with graph.graph.inserting_before(node):
-            if _shape(a).numel() <= _shape(b).numel():
+            if _kind(a).shape.numel() <= _kind(b).shape.numel():
                 a = graph.graph.call_function(aten.mul.Tensor, (a, scale))
             else:
                 b = graph.graph.call_function(aten.mul.Tensor, (b, scale))
             both = graph.graph.call_function(aten.addmm.default, (weight, a, b))
+        both.meta = dict(node.meta)
         node.replace_all_uses_with(both)
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -35,12 +37,12 @@ def inside_products(graph: GraphModule) -> GraphModule:
 
 
 def _scaled_product(node: object) -> tuple[Node, Any] | None:
-    """s and (A, B), where the node is s · (A B) and nothing else needs what lies between."""
+    """s and the product A B, where the node is s · (A B) and nothing else needs the product."""
     if not isinstance(node, Node) or node.target is not aten.mul.Tensor or len(node.users) > 1:
         return None
     given: Any = node.args
     for scale, product in (given, given[::-1]):
-        if isinstance(scale, Node) and not _shape(scale):
+        if _kind(scale).shape == ():
             turned = False
             while isinstance(product, Node) and product.target is aten.t.default:
                 if len(product.users) > 1:
@@ -48,10 +50,17 @@ def _scaled_product(node: object) -> tuple[Node, Any] | None:
                 (product,), turned = product.args, not turned
             if isinstance(product, Node) and product.target is aten.mm.default:
                 alone = len(product.users) == 1 and not turned
-                return (scale, product.args) if alone else None
+                return (scale, product) if alone else None
     return None
 
 
-def _shape(node: Node) -> torch.Size:
-    shape: torch.Size = node.meta["tensor_meta"].shape
-    return shape
+class _Kind(NamedTuple):
+    shape: Any
+    dtype: Any
+
+
+def _kind(node: Any) -> _Kind:
+    """Of a tensor that the graph computes or is given; of anything else, such as a constant of the
+    model, nothing is known."""
+    meta = node.meta.get("tensor_meta") if isinstance(node, Node) else None
+    return _Kind(None, None) if meta is None else _Kind(meta.shape, meta.dtype)
