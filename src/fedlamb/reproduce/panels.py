@@ -169,6 +169,13 @@ PANELS: tuple[Panel, ...] = (
     ),
     Panel("eps", "mnist-mlp-1", "eps, MNIST + MLP, IID", _settings("mnist", "mlp", True), _EPS),
     Panel(
+        "eps",
+        "mnist-cnn-noniid",
+        "eps, MNIST + CNN, non-IID",
+        _settings("mnist", "cnn", False),
+        _EPS,
+    ),
+    Panel(
         "first-round",
         "mnist-mlp-1",
         "First round, MNIST + MLP, IID",
