@@ -297,7 +297,7 @@ def test_data_list_prepare_and_split(tmp_path):
 BAD_CALLS = {
     "bad grid": (("sweep", "-g", "lr"), "--grid = 'lr': must be KEY=A,B,C"),
     "bad value in a grid": (("sweep", "-g", "lr=0.1,-1"), "algorithms.fed-lamb.lr = -1: must be"),
-    "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': needs 10 GPUs"),
+    "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': is GPU number 10"),
     "no device": (("run", "--device", "tpu"), "engine.device = 'tpu': must be cpu, cuda or cuda:N"),
     "unknown data": (("data", "prepare", "mnits"), "data.name = 'mnits': is unknown; did you mean"),
     "unknown split": (("data", "split", "digits", "--kind", "x"), "split.kind = 'x': must be"),

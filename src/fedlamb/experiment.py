@@ -96,7 +96,7 @@ def device_of(engine: Engine) -> torch.device:
         if index is None:
             index = int(os.environ.get("LOCAL_RANK", "0"))
         if index >= there:
-            right = f"needs {index + 1} GPUs, and torch sees {there}; use --device cpu"
+            right = f"is GPU number {index + 1}, and torch sees {there}; use --device cpu"
             raise SettingError("engine.device", name, right)
         device = torch.device("cuda", index)
     return device

@@ -16,7 +16,7 @@ from .workers import follow_quietly, leads
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Layer-wise adaptive federated learning: Fed-LAMB, Mime-LAMB and the methods beside them."

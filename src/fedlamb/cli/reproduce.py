@@ -34,6 +34,7 @@ from ..simulate.sweep import Together
 from ..simulate.work import assignments
 from .display import console, decoding, progress
 from .runs import DataRoot, Device
+from .workers import seconds_of_a_step
 
 
 def reproduce(
@@ -198,12 +199,15 @@ def _measured(wanted: Wanted, group: Group, engine: dict[str, Any]) -> tuple[int
     experiment = experiment_of(wanted.panel, group, seed, wanted.select, engine)
     with decoding(experiment.data.name) as told:
         ((_, _, run),) = Bench(Together()).points(group.method, [(values, experiment)], told)
+    work = assignments(run.plan, 1, run.task.augments, run.weighting)
+    steps = sum(len(each.sizes) for each in work)
+    console.print(f"Timing {wanted.panel.id} …")
+    if run.task.device.type == "cpu":  # a round of a large model may take an hour
+        return steps, steps * seconds_of_a_step(run, work[0], count=1)
     next(run)
     begun = time.perf_counter()
     next(run)
-    seconds = time.perf_counter() - begun
-    work = assignments(run.plan, 1, run.task.augments, run.weighting)
-    return sum(len(each.sizes) for each in work), seconds
+    return steps, time.perf_counter() - begun
 
 
 def _time(seconds: float) -> str:
@@ -216,7 +220,9 @@ def _show(wanted: Wanted, place: Results) -> None:
     table = Table(title=wanted.panel.title, title_justify="left")
     headings = ("method", "rates", "best", "final", "to 90 %", "seeds", "tuning runs")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("method", "rates") else "right")
+        left = heading in ("method", "rates")
+        width = 17 if heading == "rates" else None  # that of weight_decay=0.01, never cut
+        table.add_column(heading, justify="left" if left else "right", min_width=width)
     trials = place.trials(wanted.panel)
     for curve in wanted.curves:
         lines = of_curve(trials, curve, wanted.select)

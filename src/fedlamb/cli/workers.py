@@ -16,7 +16,7 @@ from ..randomness import own_random_state
 from ..simulate.crew import leave
 from ..simulate.fit import Run
 from ..simulate.loop import Autograd
-from ..simulate.work import assignments
+from ..simulate.work import Assignment, assignments
 from ..tasks.images import Batch
 
 
@@ -75,22 +75,12 @@ def best_number(run: Run, runs: int) -> tuple[int, str]:
         return 1, "more do not help here"
     work = assignments(run.plan, 1, run.task.augments, run.weighting)
     rounds = sum(len(each.sizes) for each in work) * run.rounds * runs
-    batches = work[0].batches()[:_STEPS]
-    gradients, threads = Autograd(run.task), torch.get_num_threads()
-    sent = run.algorithm.broadcast(run.server)
+    threads = torch.get_num_threads()
     seconds = {}
     workers = 1
     while workers <= min(cores, len(work)):
         torch.set_num_threads(max(1, cores // workers))
-        found = []
-        for _ in range(1 + _REPEATS):
-            begun = time.perf_counter()
-            state = run.store.state(work[0].client)
-            with own_random_state(run.task.device):
-                data = Batch(work[0].rows)
-                local_round(run.algorithm, gradients, state, sent, run.buffers, data, batches)
-            found.append(time.perf_counter() - begun)
-        each = min(found[1:]) / len(batches)
+        each = seconds_of_a_step(run, work[0], count=4)
         seconds[workers] = each * rounds / workers + (_START if workers > 1 else 0)
         workers *= 2
     torch.set_num_threads(threads)
@@ -99,7 +89,21 @@ def best_number(run: Run, runs: int) -> tuple[int, str]:
     return best, f"estimated for the whole: {said}"
 
 
-_STEPS, _REPEATS = 4, 3  # that are timed
+def seconds_of_a_step(run: Run, each: Assignment, count: int) -> float:
+    """Of a client's first `count` local steps, by plain autograd; the best of some tries."""
+    batches, gradients = each.batches()[:count], Autograd(run.task)
+    sent, data = run.algorithm.broadcast(run.server), Batch(each.rows)
+    found: list[float] = []
+    while len(found) < 2 or (len(found) < 4 and sum(found) < _ENOUGH):
+        begun = time.perf_counter()
+        state = run.store.state(each.client)
+        with own_random_state(run.task.device):
+            local_round(run.algorithm, gradients, state, sent, run.buffers, data, batches)
+        found.append(time.perf_counter() - begun)
+    return min(found[1:]) / len(batches)
+
+
+_ENOUGH = 2.0  # seconds spent on timing
 _START = 5.0  # seconds until workers have loaded torch and the data
 
 
