@@ -335,6 +335,7 @@ def main() -> None:
     ]
     runs: list[dict[str, Any]] = []
     log = {
+        "options": {k: getattr(args, k) for k in ("only", "workload", "repeats", "rounds")},
         "machine": {"system": platform.platform(), "cores": os.cpu_count()},
         "python": platform.python_version(),
         "environments": ENVIRONMENTS,

@@ -151,6 +151,7 @@ def test_reproduce_tunes_runs_and_shows_and_does_nothing_twice(
     assert {x["seed"] for x in of_sgd if x["rounds"] == 10} == {0, 1}
     assert all(len(x["test_accuracy"]) == x["rounds"] for x in of_sgd)
     assert "fed-sgd" in done.output
+    assert "tuning" in done.output.split("Digits")[-1]  # the last column has its place
     before = results.path(small).read_bytes()
     again = CliRunner().invoke(app, [*options, str(tmp_path / "whole")])
     assert results.path(small).read_bytes() == before

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE
 from rich.table import Table
 
 from ..errors import SettingError, unknown_name
@@ -34,7 +35,7 @@ from ..simulate.sweep import Together
 from ..simulate.work import assignments
 from .display import console, decoding, progress
 from .runs import DataRoot, Device
-from .workers import seconds_of_a_step
+from .workers import seconds_of_clients
 
 
 def reproduce(
@@ -159,7 +160,7 @@ def _together(compile: bool) -> Together:
 
 
 def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> None:
-    """What is left, its steps, and an estimate from one round of each panel."""
+    """What is left, its steps, and an estimate from a round of each panel, on a CPU a step."""
     table = Table(title="To be run", title_justify="left")
     for heading in ("method", "stage", "trials", "rounds", "steps", "about"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
@@ -203,7 +204,7 @@ def _measured(wanted: Wanted, group: Group, engine: dict[str, Any]) -> tuple[int
     steps = sum(len(each.sizes) for each in work)
     console.print(f"Timing {wanted.panel.id} …")
     if run.task.device.type == "cpu":  # a round of a large model may take an hour
-        return steps, steps * seconds_of_a_step(run, work[0], count=1)
+        return steps, seconds_of_clients(run, work, timed=1)
     next(run)
     begun = time.perf_counter()
     next(run)
@@ -217,12 +218,12 @@ def _time(seconds: float) -> str:
 
 
 def _show(wanted: Wanted, place: Results) -> None:
-    table = Table(title=wanted.panel.title, title_justify="left")
-    headings = ("method", "rates", "best", "final", "to 90 %", "seeds", "tuning runs")
-    for heading in headings:
-        left = heading in ("method", "rates")
-        width = 17 if heading == "rates" else None  # that of weight_decay=0.01, never cut
-        table.add_column(heading, justify="left" if left else "right", min_width=width)
+    look: dict[str, Any] = {"box": SIMPLE, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=wanted.panel.title, title_justify="left", **look)
+    table.add_column("method", max_width=len("mime-lamb,"))
+    table.add_column("rates", min_width=len("weight_decay=0.01"))  # 80 columns hold the whole table
+    for heading in ("best, %", "final, %", "to\n90 %", "seeds", "tuning\nruns"):
+        table.add_column(heading, justify="right", no_wrap=True)
     trials = place.trials(wanted.panel)
     for curve in wanted.curves:
         lines = of_curve(trials, curve, wanted.select)
@@ -240,8 +241,8 @@ def _show(wanted: Wanted, place: Results) -> None:
         table.add_row(
             curve.label,
             rates,
-            spread([max(accuracies(x), default=0.0) for x in own]),
-            spread([(accuracies(x) or [0.0])[-1] for x in own]),
+            spread([max(accuracies(x), default=0.0) for x in own]).removesuffix(" %"),
+            spread([(accuracies(x) or [0.0])[-1] for x in own]).removesuffix(" %"),
             str(first_round_at(own, 0.9) or "-"),
             str(len(own)),
             tuning,

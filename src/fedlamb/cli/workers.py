@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -74,14 +74,13 @@ def best_number(run: Run, runs: int) -> tuple[int, str]:
     if run.task.device.type != "cpu" or run.executor != "loop" or cores == 1:
         return 1, "more do not help here"
     work = assignments(run.plan, 1, run.task.augments, run.weighting)
-    rounds = sum(len(each.sizes) for each in work) * run.rounds * runs
     threads = torch.get_num_threads()
     seconds = {}
     workers = 1
     while workers <= min(cores, len(work)):
         torch.set_num_threads(max(1, cores // workers))
-        each = seconds_of_a_step(run, work[0], count=4)
-        seconds[workers] = each * rounds / workers + (_START if workers > 1 else 0)
+        whole = seconds_of_clients(run, work, timed=4) * run.rounds * runs
+        seconds[workers] = whole / workers + (_START if workers > 1 else 0)
         workers *= 2
     torch.set_num_threads(threads)
     best = min(seconds, key=lambda n: seconds[n])
@@ -89,18 +88,26 @@ def best_number(run: Run, runs: int) -> tuple[int, str]:
     return best, f"estimated for the whole: {said}"
 
 
-def seconds_of_a_step(run: Run, each: Assignment, count: int) -> float:
-    """Of a client's first `count` local steps, by plain autograd; the best of some tries."""
-    batches, gradients = each.batches()[:count], Autograd(run.task)
-    sent, data = run.algorithm.broadcast(run.server), Batch(each.rows)
-    found: list[float] = []
-    while len(found) < 2 or (len(found) < 4 and sum(found) < _ENOUGH):
-        begun = time.perf_counter()
-        state = run.store.state(each.client)
-        with own_random_state(run.task.device):
-            local_round(run.algorithm, gradients, state, sent, run.buffers, data, batches)
-        found.append(time.perf_counter() - begun)
-    return min(found[1:]) / len(batches)
+def seconds_of_clients(run: Run, work: Sequence[Assignment], timed: int) -> float:
+    """Of these clients one after another by plain autograd, estimated from the first one: its
+    beginning and end, and so many of its local steps."""
+    first, gradients = work[0], Autograd(run.task)
+    sent, data = run.algorithm.broadcast(run.server), Batch(first.rows)
+    batches = first.batches()[:timed]
+
+    def seconds(some: list[Batch]) -> float:
+        found: list[float] = []
+        while len(found) < 2 or (len(found) < 4 and sum(found) < _ENOUGH):
+            begun = time.perf_counter()
+            state = run.store.state(first.client)
+            with own_random_state(run.task.device):
+                local_round(run.algorithm, gradients, state, sent, run.buffers, data, some)
+            found.append(time.perf_counter() - begun)
+        return min(found[1:])
+
+    around = seconds([])
+    step = max(0.0, seconds(batches) - around) / len(batches)
+    return len(work) * around + step * sum(len(each.sizes) for each in work)
 
 
 _ENOUGH = 2.0  # seconds spent on timing
