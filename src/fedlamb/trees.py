@@ -58,9 +58,11 @@ def maximum(a: Tree, b: Tree) -> Tree:
 
 def add_scaled(x: Tree, scale: Scalar, u: Tree) -> Tree:
     """x + scale * u"""
-    if isinstance(scale, Tensor):
+    if not isinstance(scale, Tensor):
+        return _each("add", x, u, alpha=scale)
+    if transformed():
         return tree_map(lambda a, b: a + scale * b, x, u)
-    return _each("add", x, u, alpha=scale)
+    return add(x, dict(zip(u, torch._foreach_mul(_list(u), scale), strict=True)))
 
 
 def lerp(a: Tree, b: Tree, weight: Scalar) -> Tree:

@@ -22,7 +22,7 @@ from ..settings import Experiment, validate
 from ..tasks.decoded import Report
 from .panels import PANELS, Curve, Panel
 from .results import DIGITS, Line, Results, choose, key_of, of_curve, score
-from .trials import Bench, Told, run_alone
+from .trials import Bench, Told
 
 Select = Literal["test", "validation"]
 SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
@@ -181,7 +181,7 @@ def run_group(
         partial = results.folder / "partial" / f"{panel.figure}-{panel.name}-{_short(key)}"
         name = f"{group.label} {number + 1}/{len(points)}"
         alone: Told = lambda *now, name=name: told(name, *now)  # noqa: E731
-        keep(number, run_alone(point, partial, alone))
+        keep(number, bench.run_alone(point, partial, alone))
 
 
 def experiment_of(

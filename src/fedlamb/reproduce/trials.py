@@ -8,7 +8,7 @@ from typing import Any
 from ..experiment import build_clients, build_run, build_task, device_of, load_data
 from ..records import RunFolder, conduct
 from ..settings import Experiment
-from ..simulate.fit import Round
+from ..simulate.fit import Round, Run
 from ..simulate.sweep import Point, Sweep, Together
 from ..tasks.datasets import Dataset
 from ..tasks.decoded import Report
@@ -26,6 +26,7 @@ class Bench:
         self._together = together
         self._plain: tuple[Dataset, Dataset] | None = None
         self._shared: dict[int, tuple[Task, Any]] = {}
+        self._last: Run | None = None
 
     def points(
         self,
@@ -70,12 +71,17 @@ class Bench:
             told(number, points[0].run.rounds, best)
         return found
 
+    def run_alone(self, point: Point, partial: Path, told: Told) -> list[Line]:
+        """The same for one trial; its rounds are kept in a folder until it is done."""
+        if self._last is not None:
+            point.run.share_programs(self._last)
+        self._last = point.run
+        return _run_alone(point, partial, told)
 
-def run_alone(point: Point, partial: Path, told: Told) -> list[Line]:
-    """The same for one trial; its rounds are kept in a folder until it is done.
 
-    A twentieth of the time goes into saving: a round of a large model saves in longer than it runs.
-    """
+def _run_alone(point: Point, partial: Path, told: Told) -> list[Line]:
+    """A twentieth of the time goes into saving: a round of a large model saves in longer than it
+    runs."""
     folder = RunFolder(partial)
     if not folder.journal.exists():
         folder.create({"values": point.values, "seed": point.seed})

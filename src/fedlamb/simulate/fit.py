@@ -153,6 +153,12 @@ class Run(Iterator[Round]):
         own = kind(self.algorithm, self.task, share, self.weighting, self.store)
         return Distributed(own, share, self.weighting)
 
+    def share_programs(self, other: "Run") -> None:
+        """Goes on with what another run has compiled and recorded, where the two differ in rate,
+        seed and split alone; of a run on the same data and model, with what it has of those."""
+        if isinstance(self._executor, Loop) and isinstance(other._executor, Loop):
+            self._executor.share(other._executor)
+
     @property
     def params(self) -> Tree:
         """The global model's parameters."""

@@ -1,6 +1,7 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..tasks.task import CHUNK, Task
 from ..trees import Tree, add_scaled, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
+from .compiled_loop.around_gradients import AroundGradients
 from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
@@ -43,11 +45,12 @@ class Loop:
         self.weighting, self.task = weighting, task
         on_gpu = task.device.type == "cuda"
         self.gradients = Autograd(task, compile and on_gpu)
-        self._compiled = CompiledSteps(algorithm, task) if compile and not on_gpu else None
+        steps = AroundGradients if on_gpu else CompiledSteps
+        self._compiled = steps(algorithm, task) if compile else None
         lanes = 0
         if on_gpu:
             large = sum(p.numel() for p in task.params.values()) >= _LARGE
-            lanes = 4 if large else 1
+            lanes = 6 if large else 1
         self._lanes = [_Lane(task.device) for _ in range(lanes)]
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
@@ -65,7 +68,7 @@ class Loop:
             for each in work:
                 try:
                     generator.manual_seed(each.seed)
-                    outcome = self._local_round(len(states), each, sent, buffers)
+                    outcome = self._local_round(len(states), each, round, sent, buffers)
                 except Exception as error:
                     error.add_note(f"in the local round of client {each.client}, round {round}")
                     raise
@@ -77,23 +80,40 @@ class Loop:
         moved = average_buffers(buffers, mean.value.buffers, counters)
         return Collected(mean.value.report, moved, mean.value.loss["loss"], states)
 
-    def _local_round(self, number: int, each: Assignment, sent: Any, buffers: Tree) -> Outcome:
+    def share(self, other: "Loop") -> None:
+        """Goes on with what another loop has compiled and recorded, as far as it fits this one."""
+        if _same_but_start(self.task, other.task):
+            self.gradients = other.gradients
+            if _same_but_rates(self.algorithm, other.algorithm):
+                self._compiled, self._lanes = other._compiled, other._lanes
+
+    def _local_round(
+        self, number: int, each: Assignment, round: int, sent: Any, buffers: Tree
+    ) -> Outcome:
         if self._lanes:
             lane = self._lanes[number % len(self._lanes)]
             with lane:  # a new client's state is made here as well: the lane does not wait for more
                 state = self.store.state(each.client)
-                outcome = self._on_the_gpu(lane.replayed, each, state, sent, buffers)
+                outcome = self._on_the_gpu(lane.replayed, each, round, state, sent, buffers)
             return lane.handed_over(outcome)
         state = self.store.state(each.client)
         given = self.gradients, state, sent, buffers, Batch(each.rows), each.batches()
         return local_round(self.algorithm, *given, steps=self._compiled)
 
     def _on_the_gpu(
-        self, replayed: Replayed, each: Assignment, state: Any, sent: Any, buffers: Tree
+        self,
+        replayed: Replayed,
+        each: Assignment,
+        round: int,
+        state: Any,
+        sent: Any,
+        buffers: Tree,
     ) -> Outcome:
         """The whole local round as one graph; its kernels alone would wait to be launched."""
         device = self.task.device
         message = take_apart(sent, next(iter(self.task.params.values())))
+        # Round 1 is unlike the others under most methods: nothing is compiled for it alone.
+        steps = self._compiled if round > 1 else None
 
         def program(inputs: dict[str, Any]) -> Outcome:
             return local_round(
@@ -104,6 +124,7 @@ class Loop:
                 inputs["buffers"],
                 Batch(**inputs["data"]),
                 [Batch(**batch) for batch in inputs["batches"]],
+                steps=steps,
             )
 
         inputs = {
@@ -113,13 +134,31 @@ class Loop:
             "data": _on(device, Batch(each.rows)),
             "batches": [_on(device, batch) for batch in each.batches()],
         }
-        outcome: Outcome = replayed(message.flags, program, program, inputs)
+        kind = message.flags, steps is None
+        outcome: Outcome = replayed(kind, program, program, inputs)
         # The next client's round will be written over this one's.
         plain = partial(torch.clone, memory_format=torch.contiguous_format)
         return tree_map_all(plain, outcome)  # type: ignore[no-any-return]
 
 
-_LARGE = 1_000_000  # parameters; four such clients side by side fill a GPU better than one
+def _same_but_start(one: Task, two: Task) -> bool:
+    """Whether two tasks differ at most in what their parameters and buffers start from."""
+
+    def beside(task: Task) -> tuple[Any, ...]:
+        return str(task.model), task.precision, task.inputs, task.loss
+
+    places = [[part.data_ptr() for part in task.train] for task in (one, two)]
+    kept = len(one.buffers) == len([*one.model.buffers()])  # others would be part of a program
+    return kept and beside(one) == beside(two) and places[0] == places[1]
+
+
+def _same_but_rates(one: Any, two: Any) -> bool:
+    """Rates are sent to the clients or are the server's, and so part of no program."""
+    rates = {name: getattr(two, name) for name in ("lr", "server_lr") if hasattr(one, name)}
+    return type(one) is type(two) and bool(replace(one, **rates) == two)
+
+
+_LARGE = 1_000_000  # parameters; six such clients side by side fill a GPU better than one
 
 
 class _Lane:
@@ -185,7 +224,7 @@ class Autograd:
         self._mode(training=False)
         self._load(buffers)
         total = zeros_like(params)
-        for chunk in torch.split(data.rows, CHUNK):
+        for chunk in data.rows.tensor_split(-(-len(data.rows) // CHUNK)):  # of one size, or two
             gradient, _ = self._gradient(params, Batch(chunk))
             total = add_scaled(total, len(chunk) / len(data.rows), gradient)
         return total

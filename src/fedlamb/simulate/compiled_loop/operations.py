@@ -9,8 +9,9 @@ _library: Any = torch.library.Library("fedlamb", "FRAGMENT")  # type: ignore[no-
 
 
 def define(schema: str, function: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    """Makes `torch.ops.fedlamb.NAME` for a CPU; `shapes` gives results without their values."""
+    """Makes `torch.ops.fedlamb.NAME`; `shapes` gives results without their values."""
     name = schema.partition("(")[0]
     _library.define(schema)
-    _library.impl(name, function, "CPU")
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, function, device)
     torch.library.register_fake(f"fedlamb::{name}", shapes, lib=_library)

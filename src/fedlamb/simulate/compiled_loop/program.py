@@ -13,8 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ...errors import SettingError
 from ...files import exclusive
 from ...tasks.task import Task
+from .lists import DECOMPOSITIONS as LISTS
 from .pooled_convolution import joined
-from .pooling import DECOMPOSITIONS
+from .pooling import DECOMPOSITIONS as POOLS
 from .updates import inside_products
 
 Program = Callable[..., list[Tensor]]
@@ -26,10 +27,14 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
     state: so many results take the place of the first arguments, and so are laid out like them.
     """
     begun = time.perf_counter()
+    on_cpu = _on_cpu(examples[0])
     # A tensor that comes twice, such as a model just received, would be traced as one.
     at = [example.data_ptr() for example in examples]
     apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
-    traced = joined(inside_products(make_fx(function)(*apart)))
+    if on_cpu:
+        traced = joined(inside_products(make_fx(function)(*apart)))
+    else:
+        traced = make_fx(function, decomposition_table=LISTS)(*apart)
 
     def same_layout(*tensors: Tensor) -> list[Tensor]:
         found = traced(*tensors)
@@ -41,14 +46,16 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
 
         # By default a pool of processes would start up, for kernels that a CPU has none of. Of
         # several workers one compiles, and the others find its programs in the cache.
-        one_thread = torch._inductor.config.patch(compile_threads=1)
-        with one_thread, exclusive(Path(cache_dir()) / "fedlamb.lock", wait=True):
-            graph = make_fx(same_layout, decomposition_table=DECOMPOSITIONS)(*apart)
+        threads = {"compile_threads": 1} if on_cpu else {}
+        lock = exclusive(Path(cache_dir()) / "fedlamb.lock", wait=True)
+        with torch._inductor.config.patch(threads), lock:
+            graph = make_fx(same_layout, decomposition_table=POOLS if on_cpu else None)(*apart)
             program: Program = torch._inductor.compile(graph, list[Any](apart))
             program(*apart)
     except Exception as error:
+        more = ", or install g++" if on_cpu else ""
         raise SettingError(
-            "compile", True, f"does not work here; leave it off, or install g++ ({error})"
+            "compile", True, f"does not work here; leave it off{more} ({error})"
         ) from error
     seconds = time.perf_counter() - begun
     print(f"fedlamb: compiled {what} in {seconds:.1f} s", file=sys.stderr)
@@ -65,3 +72,7 @@ def laid_out(task: Task, tensor: Tensor) -> Tensor:
 
 def _like(old: Tensor, new: Tensor) -> Tensor:
     return new if new.stride() == old.stride() else torch.empty_like(old).copy_(new)
+
+
+def _on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
