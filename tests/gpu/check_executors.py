@@ -11,6 +11,7 @@ executor both replay CUDA graphs here.
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -82,7 +83,9 @@ def check_convolutions():
                 (input_gradient(dys, ks, h, w, stride), x.grad),
                 (weight_gradient(xs, dys, down, across, stride), k.grad),
             ):
-                gap = (found.cpu().double() - expected.detach()).abs().max() / expected.abs().max()
+                gap = (
+                    found.cpu().double() - expected.detach()
+                ).abs().max() / expected.detach().abs().max()
                 worst = max(worst, float(gap))
         print(f"convolutions, allow_tf32={tf32}: {worst:.1e} of the largest")
         assert worst < tolerance, worst
@@ -112,7 +115,11 @@ def main():
     }
     for name, (model, kinds) in models.items():
         for split, clients in (("equal", equal), ("ragged", ragged)):
-            for method in METHODS:
+            for usual in METHODS:
+                # At the usual rates the large model's loss explodes, and rounding with it.
+                rates = ("lr", "server_lr") if name == "large" else ()
+                lower = {n: getattr(usual, n) / 30 for n in rates if hasattr(usual, n)}
+                method = replace(usual, **lower)
                 case = f"{name} {split} {type(method).__name__}"
                 if sys.argv[1:] and case not in sys.argv[1:]:
                     continue
