@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from fedlamb.errors import SettingError
 from fedlamb.reproduce import panels, study
 from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Results, choose, of_curve
-from fedlamb.reproduce.study import Wanted, horizon, next_groups, survivors
+from fedlamb.reproduce.study import (
+    Group,
+    Wanted,
+    experiment_of,
+    horizon,
+    next_groups,
+    survivors,
+)
 from fedlamb.reproduce.trials import Bench
 from fedlamb.settings import validate
 from fedlamb.simulate.sweep import Together
@@ -191,6 +199,26 @@ def test_the_three_best_whole_runs_go_on_under_the_other_seeds(
     chosen = choose(of_curve(results.trials(small), small.curves[0], "test"), 10, "test")
     assert chosen is not None
     assert (chosen.values, chosen.tried, chosen.runs) == ({"lr": 0.03}, 9, 21)
+
+
+def test_trials_that_differ_in_rates_alone_follow_each_other_and_share_programs(
+    small: Panel, tmp_path: Path
+) -> None:
+    wanted = Wanted(small, (Curve("fed-lamb"),), 10, 1, "test", True)
+    (group,) = next_groups(wanted, Results(tmp_path))
+    decays = [values["weight_decay"] for values, _ in group.points]
+    assert len(decays) == 27
+    assert len(list(groupby(decays))) == 3
+    bench, runs = Bench(Together()), []
+    for values, seed in ({"lr": 0.1}, 0), ({"lr": 0.2}, 1):
+        group = Group("fed-sgd", "", 2, [(values, seed)], "grid")
+        experiment = experiment_of(small, group, seed, "test", ENGINE)
+        (point,) = bench.points("fed-sgd", [(values, experiment)])
+        bench.run_alone(point, tmp_path / f"{seed}", nobody)
+        runs.append(point.run)
+    one, two = (run._executor for run in runs)
+    assert one.gradients is two.gradients
+    assert runs[0].params["1.weight"].ne(runs[1].params["1.weight"]).any()
 
 
 def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(

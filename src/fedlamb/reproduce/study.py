@@ -92,10 +92,16 @@ def next_groups(wanted: Wanted, results: Results) -> list[Group]:
                 for values, seed in points
                 if _key(curve.method, values, seed, rounds, wanted.select) not in done
             ]
+            # One after another, runs share programs where they differ in their rates alone.
+            left.sort(key=lambda point: _beside_rates(point[0]))
             if left:
                 found.append(Group(curve.method, curve.label, rounds, left, stage))
                 break  # what comes after depends on it
     return found
+
+
+def _beside_rates(values: Mapping[str, Any]) -> str:
+    return json.dumps({k: v for k, v in values.items() if k not in ("lr", "server_lr")})
 
 
 def _stages(
