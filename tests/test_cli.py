@@ -189,6 +189,31 @@ def test_a_sweep_gives_what_separate_runs_give_and_goes_on_where_it_was(tmp_path
     assert "holds a sweep with other settings" in other.stderr
 
 
+def test_a_sweep_that_is_killed_goes_on_to_the_same_trials(tmp_path):
+    options = ("sweep", "-m", "mime", *SMALL, "-s", "federation.rounds=80", "-g", "lr=0.001,0.01")
+    assert command(*options, "-o", f"{tmp_path}/whole").returncode == 0
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "fedlamb", *options, "-o", f"{tmp_path}/killed"],
+        stdout=subprocess.DEVNULL,
+    )
+    saved = tmp_path / "killed/partial"
+    while len(list(saved.glob("*/checkpoint.safetensors"))) < 2 and begun.poll() is None:
+        time.sleep(0.01)
+    begun.kill()
+    assert begun.wait() == -signal.SIGKILL  # it was not done yet
+    done = command(*options, "-o", f"{tmp_path}/killed")
+    assert done.returncode == 0, done.stderr
+    assert "went on from round" in done.stdout
+    assert not saved.exists()
+    one, two = (
+        [json.loads(text) for text in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
+        for name in ("whole", "killed")
+    )
+    for whole, killed in zip(one, two, strict=True):
+        for key in ("values", "seed", "status", "rounds", "test_accuracy", "uplink_bytes"):
+            assert whole[key] == killed[key]
+
+
 def test_two_processes_do_not_share_a_folder(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "fedlamb", "run", *ENDLESS, "-o", f"{tmp_path}/r"],

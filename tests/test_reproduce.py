@@ -1,6 +1,7 @@
 """Reproduction: panels as the paper has them, tuning by its stated rule, results that last."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedlamb.cli import app
 from fedlamb.errors import SettingError
-from fedlamb.reproduce import panels, study
+from fedlamb.reproduce import panels, study, trials
 from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Results, choose, of_curve
 from fedlamb.reproduce.study import (
@@ -219,6 +220,51 @@ def test_trials_that_differ_in_rates_alone_follow_each_other_and_share_programs(
     one, two = (run._executor for run in runs)
     assert one.gradients is two.gradients
     assert runs[0].params["1.weight"].ne(runs[1].params["1.weight"]).any()
+
+
+def test_trials_together_go_on_where_they_were_stopped(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_SAVING", 1)  # after every round
+    group = Group("fed-ams", "", 6, [({"lr": lr}, 0) for lr in (0.001, 0.01)], "grid")
+    experiment = experiment_of(small, group, 0, "test", ENGINE)
+
+    def run(name: str, told: Any) -> tuple[list[int], Any]:
+        bench = Bench(Together())
+        points = bench.points("fed-ams", [(values, experiment) for values, _ in group.points])
+        seen: list[int] = []
+
+        def on_round(number: int, total: int, best: float | None) -> None:
+            seen.append(number)
+            told(number)
+
+        folders = [tmp_path / name / str(i) for i in range(2)]
+        try:
+            return seen, bench.run_together(points, folders, on_round)
+        except KeyboardInterrupt:
+            return seen, None
+
+    def stopped_after_three(number: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    seen, whole = run("whole", nobody)
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert run("stopped", stopped_after_three) == ([1, 2, 3], None)
+    # As if killed between two writes: the second trial's last round never got its checkpoint.
+    shutil.copytree(tmp_path / "stopped", tmp_path / "again")
+    seen, found = run("stopped", nobody)
+    assert seen == [4, 5, 6]
+    for one, two in zip(whole, found, strict=True):
+        assert [line["round"] for line in two] == [1, 2, 3, 4, 5, 6]
+        assert [line["test_accuracy"] for line in one] == [line["test_accuracy"] for line in two]
+    with (tmp_path / "again/1/metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "test_accuracy": 1.0}\n{"rou')
+    (tmp_path / "again/0/checkpoint.safetensors").unlink()
+    seen, found = run("again", nobody)
+    assert seen == [4, 5, 6, 6, 6, 6]
+    for one, two in zip(whole, found, strict=True):
+        assert [line["test_accuracy"] for line in one] == [line["test_accuracy"] for line in two]
 
 
 def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(

@@ -65,18 +65,21 @@ class RunFolder:
         write_json(self.path / "environment.json", environment())
         self._metrics.touch()
 
-    def append(self, done: Round) -> None:
-        """Writes a finished round's line."""
-        line = {
-            "round": done.number,
-            **{name: v if math.isfinite(v) else None for name, v in done.metrics.items()},
-            "uplink_bytes": done.uplink_bytes,
-            "downlink_bytes": done.downlink_bytes,
-            "seconds": round(done.seconds, 6),
-            "clients": done.clients,
-        }
+    def append(self, *rounds: Round) -> None:
+        """Writes the lines of finished rounds."""
+        lines = [
+            {
+                "round": done.number,
+                **{name: v if math.isfinite(v) else None for name, v in done.metrics.items()},
+                "uplink_bytes": done.uplink_bytes,
+                "downlink_bytes": done.downlink_bytes,
+                "seconds": round(done.seconds, 6),
+                "clients": done.clients,
+            }
+            for done in rounds
+        ]
         with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
 
@@ -103,6 +106,26 @@ class RunFolder:
         return summary
 
 
+class Pace:
+    """When to save, so that no more than this share of the time goes into it; 1: always."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._saved, self._took = share, time.perf_counter(), 0.0
+
+    def due(self) -> bool:
+        """Whether the last time to save is long enough ago."""
+        since = time.perf_counter() - self._saved
+        return self._share == 1 or self._took <= self._share * since
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around the saving itself."""
+        begun = time.perf_counter()
+        yield
+        self._saved = time.perf_counter()
+        self._took = self._saved - begun
+
+
 def conduct(
     run: Run,
     folder: RunFolder,
@@ -117,7 +140,7 @@ def conduct(
     The caller holds the folder's lock. All processes of a crew call this, the first one writes.
     """
     crew, leads = run.crew, run.crew.leads
-    saved, took = time.perf_counter(), 0.0
+    pace = Pace(saving)
     if folder.journal.exists():
         folder.journal.read(run)
     if leads:
@@ -129,11 +152,9 @@ def conduct(
         if leads:
             folder.append(done)
         folder.journal.note(run)
-        begun = time.perf_counter()
-        if saving == 1 or crew.agreed(took <= saving * (begun - saved), run.task.device):
-            folder.journal.write(run)
-            saved = time.perf_counter()
-            took = saved - begun
+        if saving == 1 or crew.agreed(pace.due(), run.task.device):
+            with pace.saving():
+                folder.journal.write(run)
         on_round(done)
     return "diverged" if run.diverged else "finished"
 

@@ -1,6 +1,7 @@
 """Sweeps: a grid of hyper-parameters and seeds, all trials of a method as one program."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from ..errors import SettingError, unknown_name
 from ..records import environment, locked, summary_of, write_json
 from ..report.table import percent, spread
 from ..reproduce.panels import PAPER
+from ..reproduce.study import short_name
 from ..reproduce.trials import Bench
 from ..settings import Experiment, build_algorithm, load_experiment
 from ..simulate.sweep import Together
@@ -49,9 +51,9 @@ def sweep(
     """Run a grid of hyper-parameters and seeds as one program on one device.
 
     Results are those of separate runs. Prints the best points, by the mean over seeds of the best
-    test accuracy, and writes a folder with trials.jsonl, one line per trial. With the same --out,
-    finished trials are not run again; trials go forward together and end together, so a sweep
-    that is stopped before its end begins anew.
+    test accuracy, and writes a folder with trials.jsonl, one line per trial. One that was stopped
+    goes on where it is started again with the same --out, from the round that was saved last; a
+    twentieth of the time goes into saving.
 
     Example: fedlamb sweep -m fed-lamb -g lr=0.01,0.03,0.1 -g weight_decay=0,0.01 --seeds 3
     """
@@ -82,19 +84,24 @@ def sweep(
         done = _finished(log)
         left = [p for p in points if _key(p[0], p[1].seed) not in done]
         if left:
-            for line in _told_when_stopped(_run(method, left)):
+            partial = [folder / "partial" / short_name(_key(v, e.seed)) for v, e in left]
+            for line in _told_when_stopped(_run(method, left, partial), folder):
                 with log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
+            shutil.rmtree(folder / "partial")
         lines = list(_finished(log).values())
     _show(method, list(table), lines)
     console.print(f"Sweep folder: {folder}", soft_wrap=True)
 
 
-def _told_when_stopped(lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _told_when_stopped(lines: Iterator[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
     try:
         yield from lines
     except KeyboardInterrupt:
-        console.print("Stopped before the trials had ended; the same command begins them anew.")
+        console.print(
+            f"Stopped; what is done is kept, and the same command with --out {folder} goes on.",
+            soft_wrap=True,
+        )
         raise typer.Exit(code=130) from None
 
 
@@ -149,7 +156,9 @@ def _finished(log: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterator[dict[str, Any]]:
+def _run(
+    method: str, points: list[tuple[dict[str, Any], Experiment]], partial: list[Path]
+) -> Iterator[dict[str, Any]]:
     """A line for each trial, once all are done."""
     bench = Bench(Together(points[0][1].engine.compile))
     with decoding(points[0][1].data.name) as told:
@@ -159,6 +168,7 @@ def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterat
         f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
     )
     begun = time.perf_counter()
+    begun_at: int | None = None
     bars = Progress(
         TextColumn(method),
         BarColumn(),
@@ -172,11 +182,16 @@ def _run(method: str, points: list[tuple[dict[str, Any], Experiment]]) -> Iterat
         bar = bars.add_task("", total=rounds, best="")
 
         def on_round(number: int, total: int, best: float | None) -> None:
+            nonlocal begun_at
+            if begun_at is None:
+                begun_at = number - 1
+                if begun_at:
+                    console.print(f"went on from round {begun_at}")
             bars.update(bar, completed=number, best=percent(best))
             if not console.is_terminal and number % max(1, total // 10) == 0:
                 console.print(f"round {number}/{total}  best {percent(best)}")
 
-        found = bench.run_together(trials, on_round)
+        found = bench.run_together(trials, partial, on_round)
     seconds = time.perf_counter() - begun
     for point, table in zip(trials, found, strict=True):
         status = "diverged" if point.run.diverged else "finished"

@@ -12,6 +12,7 @@ goes on, under all seeds.
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import product
@@ -175,19 +176,24 @@ def run_group(
         values, seed = group.points[number]
         results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
 
+    keys = [
+        _key(group.method, values, seed, group.rounds, wanted.select)
+        for values, seed in group.points
+    ]
+    begun = results.folder / "partial"
+    partial = [begun / f"{panel.figure}-{panel.name}-{short_name(key)}" for key in keys]
     if first.task.device.type == "cuda" and first.executor == "vectorised":
         name = f"{group.label} × {len(points)}"
-        lines = bench.run_together(points, lambda *now: told(name, *now))
+        lines = bench.run_together(points, partial, lambda *now: told(name, *now))
         for number, rounds in enumerate(lines):
             keep(number, rounds)
+            shutil.rmtree(partial[number])
         return
     for number, point in enumerate(points):
-        values, seed = group.points[number]
-        key = _key(group.method, values, seed, group.rounds, wanted.select)
-        partial = results.folder / "partial" / f"{panel.figure}-{panel.name}-{_short(key)}"
         name = f"{group.label} {number + 1}/{len(points)}"
         alone: Told = lambda *now, name=name: told(name, *now)  # noqa: E731
-        keep(number, bench.run_alone(point, partial, alone))
+        keep(number, bench.run_alone(point, partial[number], alone))
+        shutil.rmtree(partial[number])
 
 
 def experiment_of(
@@ -233,8 +239,8 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(value, DIGITS)
 
 
-def _short(key: str) -> str:
-    """A name for a folder, the same for the same trial."""
+def short_name(key: str) -> str:
+    """For a folder, the same for the same trial."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

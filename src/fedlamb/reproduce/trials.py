@@ -1,12 +1,11 @@
 """Trials: points of a grid under seeds, as runs that share data, model and splits."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..experiment import build_clients, build_run, build_task, device_of, load_data
-from ..records import RunFolder, conduct
+from ..records import Pace, RunFolder, conduct
 from ..settings import Experiment
 from ..simulate.fit import Round, Run
 from ..simulate.sweep import Point, Sweep, Together
@@ -59,50 +58,68 @@ class Bench:
         clients = build_clients(experiment.split, data, experiment.seed)
         return build_task(experiment, there), clients
 
-    def run_together(self, points: Sequence[Point], told: Told) -> list[list[Line]]:
-        """The lines of all rounds of each trial, run as one program."""
-        found: list[list[Line]] = [[] for _ in points]
-        best: float | None = None
-        for number, done in enumerate(Sweep(points, self._together), 1):
-            for lines, one in zip(found, done, strict=True):
+    def run_together(
+        self, points: Sequence[Point], partial: Sequence[Path], told: Told
+    ) -> list[list[Line]]:
+        """The lines of all rounds of each trial, run as one program.
+
+        A folder for each keeps its rounds, and what is there already goes on; it is the caller's to
+        remove.
+        """
+        folders = [_folder(path, point) for path, point in zip(partial, points, strict=True)]
+        for folder, point in zip(folders, points, strict=True):
+            if folder.journal.exists():
+                folder.journal.read(point.run)
+            folder.keep_rounds(point.run.number)
+        best = max(_best(folder) for folder in folders)
+        unwritten: list[list[Round]] = [[] for _ in points]
+        pace = Pace(_SAVING)
+        for done in Sweep(points, self._together):
+            each = list(zip(folders, points, unwritten, strict=True))
+            for (folder, point, rounds), one in zip(each, done, strict=True):
                 if one is not None:
-                    lines.append(_line(one))
-                    best = max(best or 0.0, one.metrics["test_accuracy"])
-            told(number, points[0].run.rounds, best)
-        return found
+                    rounds.append(one)
+                    folder.journal.note(point.run)
+                    best = max(best, one.metrics["test_accuracy"])
+            if pace.due():
+                with pace.saving():
+                    for folder, point, rounds in each:
+                        if rounds:
+                            folder.append(*rounds)
+                            folder.journal.write(point.run)
+                            rounds.clear()
+            told(max(point.run.number for point in points), points[0].run.rounds, best)
+        for folder, rounds in zip(folders, unwritten, strict=True):
+            folder.append(*rounds)
+        return [folder.metrics() for folder in folders]
 
     def run_alone(self, point: Point, partial: Path, told: Told) -> list[Line]:
-        """The same for one trial; its rounds are kept in a folder until it is done."""
+        """The same for one trial."""
         if self._last is not None:
             point.run.share_programs(self._last)
         self._last = point.run
-        return _run_alone(point, partial, told)
+        folder = _folder(partial, point)
+        best = _best(folder)
+
+        def on_round(done: Round) -> None:
+            nonlocal best
+            best = max(best, done.metrics["test_accuracy"])
+            told(done.number, point.run.rounds, best)
+
+        conduct(point.run, folder, on_round, stop=lambda: False, saving=_SAVING)
+        return folder.metrics()
 
 
-def _run_alone(point: Point, partial: Path, told: Told) -> list[Line]:
-    """A twentieth of the time goes into saving: a round of a large model saves in longer than it
-    runs."""
-    folder = RunFolder(partial)
+def _folder(path: Path, point: Point) -> RunFolder:
+    """The trial's, with the rounds that are there already."""
+    folder = RunFolder(path)
     if not folder.journal.exists():
         folder.create({"values": point.values, "seed": point.seed})
-    best: float | None = None
-
-    def on_round(done: Round) -> None:
-        nonlocal best
-        best = max(best or 0.0, done.metrics["test_accuracy"])
-        told(done.number, point.run.rounds, best)
-
-    conduct(point.run, folder, on_round, stop=lambda: False, saving=0.05)
-    lines = folder.metrics()
-    shutil.rmtree(partial)
-    return lines
+    return folder
 
 
-def _line(done: Round) -> Line:
-    return {
-        "round": done.number,
-        **done.metrics,
-        "uplink_bytes": done.uplink_bytes,
-        "downlink_bytes": done.downlink_bytes,
-        "seconds": done.seconds,
-    }
+def _best(folder: RunFolder) -> float:
+    return max((line["test_accuracy"] or 0.0 for line in folder.metrics()), default=0.0)
+
+
+_SAVING = 0.05  # of the time; a round of a large model saves in longer than it runs
