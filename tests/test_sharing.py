@@ -53,7 +53,8 @@ def test_other_rates_seeds_and_starts_share_programs(name: str, compile: bool) -
 def test_another_algorithm_shares_gradients_alone() -> None:
     task, _ = tasks()
     before = run(fl.FedLAMB(lr=0.1), task, compile=True)
-    for other in (fl.FedLAMB(lr=0.1, weight_decay=0.1), fl.FedAMS(lr=0.1)):
+    adp_fed = fl.AdpFed(lr=0.1, server_lr=0.1)
+    for other in (fl.FedLAMB(lr=0.1, weight_decay=0.1), fl.FedAMS(lr=0.1), adp_fed):
         sharing = run(other, task, compile=True)
         sharing.share_programs(before)
         assert sharing._executor.gradients is before._executor.gradients

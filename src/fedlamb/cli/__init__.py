@@ -11,8 +11,9 @@ from ..algorithms import ALGORITHMS
 from ..errors import SettingError
 from ..settings import presets
 from ..simulate.crew import CrewError
+from ..simulate.saying import leads
 from . import data, reproduce, runs, sweeps, theory
-from .workers import follow_quietly, leads
+from .workers import follow_quietly
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -10,8 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..report.table import percent
 from ..simulate.fit import Round
+from ..simulate.saying import leads
 from ..tasks.decoded import Report
-from .workers import leads
 
 console = Console(highlight=False, markup=False, quiet=not leads())
 

@@ -28,9 +28,10 @@ from ..report.table import headings, rows
 from ..settings import Experiment, load_experiment, validate
 from ..simulate.crew import Crew, CrewError
 from ..simulate.fit import Run
+from ..simulate.saying import leads
 from ..tasks.datasets import Dataset
 from .display import console, decoding, progress, stop_after_round
-from .workers import best_number, crew_of, leads
+from .workers import best_number, crew_of
 
 Preset = Annotated[
     str,

@@ -16,13 +16,9 @@ from ..randomness import own_random_state
 from ..simulate.crew import leave
 from ..simulate.fit import Run
 from ..simulate.loop import Autograd
+from ..simulate.saying import leads
 from ..simulate.work import Assignment, assignments
 from ..tasks.images import Batch
-
-
-def leads() -> bool:
-    """Whether this process writes and speaks; the only one does."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Programs traced once for each shape of their inputs and compiled by `torch.compile`."""
 
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from .saying import compiling
 
 
 class Compiled:
@@ -24,11 +24,9 @@ class Compiled:
         tensors = [leaf.contiguous() for leaf in leaves]
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
         if whole not in self._known:
-            begun = time.perf_counter()
-            found = self._known[whole] = _compile(function, tensors, structure)
-            result = found[0](*tensors)
-            seconds = time.perf_counter() - begun
-            print(f"fedlamb: compiled a local step in {seconds:.1f} s", file=sys.stderr)
+            with compiling("a local step"):
+                found = self._known[whole] = _compile(function, tensors, structure)
+                result = found[0](*tensors)
             return tree_unflatten(result, found[1])
         program, of = self._known[whole]
         return tree_unflatten(program(*tensors), of)

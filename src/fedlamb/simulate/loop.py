@@ -25,6 +25,7 @@ from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
 from .running_mean import RunningMean
+from .saying import leads, say
 from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
 
 
@@ -154,8 +155,10 @@ def _same_but_start(one: Task, two: Task) -> bool:
 
 def _same_but_rates(one: Any, two: Any) -> bool:
     """Rates are sent to the clients or are the server's, and so part of no program."""
+    if type(one) is not type(two):
+        return False
     rates = {name: getattr(two, name) for name in ("lr", "server_lr") if hasattr(one, name)}
-    return type(one) is type(two) and bool(replace(one, **rates) == two)
+    return bool(replace(one, **rates) == two)
 
 
 _LARGE = 1_000_000  # parameters; six such clients side by side fill a GPU better than one
@@ -199,6 +202,7 @@ class Autograd:
     def __init__(self, task: Task, compile: bool = False) -> None:
         self.task, self.model = task, copy.deepcopy(task.model)
         self._call: Any = torch.compile(self.model, dynamic=False) if compile else self.model
+        self._compiles = compile
         self.x, self.y = task.train
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
@@ -232,6 +236,9 @@ class Autograd:
     def _gradient(self, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
         for parameter, value in zip(self._trained, params.values(), strict=True):
             parameter.data = value
+        if self._compiles and leads():
+            say("compiling the model …")  # in its first pass, and again for other sizes of batches
+        self._compiles = False
         x, y = self.x.index_select(0, batch.rows), self.y.index_select(0, batch.rows)
         loss = self.task.loss(self.task.outputs(self._call, x, batch.draws), y)
         gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)

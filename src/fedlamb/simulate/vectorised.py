@@ -6,7 +6,6 @@ sizes are padded by rows of weight 0; where all are equal, nothing is padded.
 """
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
@@ -31,6 +30,7 @@ from .functional import Functional
 from .messages import take_apart
 from .padding import Named, Schedule, padded_batches, padded_data
 from .running_mean import RunningMean
+from .saying import say
 from .stacked_round import Form, stacked_round
 from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
 
@@ -158,7 +158,7 @@ class Stack:
             self._replayed.clear()
         torch.cuda.empty_cache()
         said = f"out of device memory with {count} clients at once; trying {count // 2}"
-        print(f"fedlamb: {said}", file=sys.stderr)
+        say(said)
         return count // 2
 
     def _together(self, trials: Sequence[Trial], family: Family) -> list["_Chunk"]:

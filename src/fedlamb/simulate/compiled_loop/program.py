@@ -1,7 +1,5 @@
 """A pure function of tensors as one program, by torch's own compiler."""
 
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ...errors import SettingError
 from ...files import exclusive
 from ...tasks.task import Task
+from ..saying import compiling
 from .lists import DECOMPOSITIONS as LISTS
 from .pooled_convolution import joined
 from .pooling import DECOMPOSITIONS as POOLS
@@ -22,11 +21,15 @@ Program = Callable[..., list[Tensor]]
 
 
 def compiled(function: Program, examples: Sequence[Tensor], what: str, state: int = 0) -> Program:
-    """The function for tensors like the examples; says how long it took.
+    """The function for tensors like the examples; says what is compiled and how long it took.
 
     state: so many results take the place of the first arguments, and so are laid out like them.
     """
-    begun = time.perf_counter()
+    with compiling(what):
+        return _compiled(function, examples, state)
+
+
+def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Program:
     on_cpu = _on_cpu(examples[0])
     # A tensor that comes twice, such as a model just received, would be traced as one.
     at = [example.data_ptr() for example in examples]
@@ -57,8 +60,6 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
         raise SettingError(
             "compile", True, f"does not work here; leave it off{more} ({error})"
         ) from error
-    seconds = time.perf_counter() - begun
-    print(f"fedlamb: compiled {what} in {seconds:.1f} s", file=sys.stderr)
     return program
 
 
