@@ -167,16 +167,27 @@ def test_reproduce_tunes_runs_and_shows_and_does_nothing_twice(
     assert again.output.split("Digits")[-1] == done.output.split("Digits")[-1]
 
 
-def test_of_a_narrow_panel_only_the_best_point_goes_on(small: Panel, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("second", "near"), [(0.86, False), (0.88, True)])
+def test_of_a_narrow_panel_the_best_point_goes_on_and_a_second_that_is_near(
+    small: Panel, tmp_path: Path, second: float, near: bool
+) -> None:
     panel = replace(small, narrow=True)
     wanted, results = Wanted(panel, panel.curves[:1], 20, 2, "test", True), Results(tmp_path)
     (first,) = next_groups(wanted, results)
     assert (first.rounds, [v["lr"] for v, _ in first.points]) == (2, [0.03, 0.05, 0.1, 0.3, 0.5])
+    accuracies = {0.1: 0.9, 0.3: second, 0.5: second - 0.001}
     for values, seed in first.points:
-        best = 0.9 if values["lr"] == 0.1 else 0.8
-        results.append(panel, line(values["lr"], 0.1, best, seed=seed))
-    (second,) = next_groups(wanted, results)
-    assert (second.rounds, second.points) == (20, [({"lr": 0.1}, 0), ({"lr": 0.1}, 1)])
+        results.append(panel, line(values["lr"], 0.1, accuracies.get(values["lr"], 0.8), seed=seed))
+    if near:
+        (whole,) = next_groups(wanted, results)
+        assert (whole.rounds, whole.points) == (20, [({"lr": 0.1}, 0), ({"lr": 0.3}, 0)])
+        results.append(panel, line(0.1, *[0.95] * 20))
+        results.append(panel, line(0.3, *[0.96] * 20))
+        (final,) = next_groups(wanted, results)
+        assert (final.rounds, final.points) == (20, [({"lr": 0.3}, 1)])
+    else:
+        (final,) = next_groups(wanted, results)
+        assert (final.rounds, final.points) == (20, [({"lr": 0.1}, 0), ({"lr": 0.1}, 1)])
 
 
 def test_the_three_best_whole_runs_go_on_under_the_other_seeds(

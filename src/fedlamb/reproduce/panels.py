@@ -70,7 +70,7 @@ class Panel:
     tuned_as: str | None = None
     """The panel whose chosen rates are taken over; None: tuned by itself."""
     narrow: bool = False
-    """Tuned on part of the grid, over a tenth of the rounds, and only the best point goes on."""
+    """Tuned on part of the grid, over a tenth of the rounds, and at most two points go on."""
 
     @property
     def id(self) -> str:

@@ -5,8 +5,9 @@ for a fifth of the rounds. Then, under the same seed for all rounds: the points 
 percentage point of the best (six at most), the best point of each of the three best rates, and that
 of the rate below the best one, since lower rates are slower at first and may end higher. Last, the
 three best of these under the other seeds. The point with the best mean is chosen. A narrow panel
-(ResNet-18) has part of the grid, a tenth of the rounds for its first stage, and only the best point
-goes on, under all seeds.
+(ResNet-18) has part of the grid and a tenth of the rounds for its first stage; the best point goes
+on, and the second best if it lies within three percentage points, and then the better of the two
+under the other seeds.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ Select = Literal["test", "validation"]
 SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
 _NEAR, _MOST, _RATES = 0.005, 6, 3
 _SEEDED = 3  # points that are run under all seeds
+_NARROW_NEAR, _NARROW_MOST, _NARROW_SEEDED = 0.03, 2, 1
 
 
 class Wanted(NamedTuple):
@@ -60,10 +62,13 @@ def horizon(rounds: int, narrow: bool = False) -> int:
     return max(2, rounds // (10 if narrow else 5))
 
 
-def survivors(lines: Sequence[Line], select: str) -> list[dict[str, Any]]:
+def survivors(lines: Sequence[Line], select: str, narrow: bool = False) -> list[dict[str, Any]]:
     """The points that go on to the second stage, the best first."""
     ranked = sorted(lines, key=lambda line: -score(line, select))
     best = ranked[0]
+    if narrow:
+        least = score(best, select) - _NARROW_NEAR
+        return [x["values"] for x in ranked[:_NARROW_MOST] if score(x, select) >= least]
     of_rate: dict[float, Line] = {}
     for line in ranked:
         of_rate.setdefault(line["values"]["lr"], line)  # the best one comes first
@@ -126,20 +131,21 @@ def _stages(
         yield "grid", short, [(values, 0) for values in points]
         keys = {_key(curve.method, values, 0, short, wanted.select) for values in points}
         first = [line for key, line in done.items() if key in keys]
-        points = survivors(first, wanted.select)[: 1 if narrow else None]
-    if len(points) > _SEEDED:
+        points = survivors(first, wanted.select, narrow)
+    seeded = _NARROW_SEEDED if narrow else _SEEDED
+    if len(points) > seeded:
         yield "whole", wanted.rounds, [(values, 0) for values in points]
         keys = {_key(curve.method, values, 0, wanted.rounds, wanted.select) for values in points}
         whole = [line for key, line in done.items() if key in keys]
         ranked = sorted(whole, key=lambda line: -score(line, wanted.select))
-        points = [line["values"] for line in ranked[:_SEEDED]]
+        points = [line["values"] for line in ranked[:seeded]]
     yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
 
 
 def expected_after_grid(wanted: Wanted) -> list[tuple[str, int, int]]:
     """(stage, trials, rounds) of what follows a grid, if five points go on."""
     if wanted.panel.narrow:
-        return [("final", wanted.seeds, wanted.rounds)]
+        return [("whole", 2, wanted.rounds), ("final", wanted.seeds - 1, wanted.rounds)]
     more_seeds = _SEEDED * (wanted.seeds - 1)
     return [("whole", 5, wanted.rounds), ("final", more_seeds, wanted.rounds)]
 
