@@ -187,6 +187,14 @@ def test_a_sweep_gives_what_separate_runs_give_and_goes_on_where_it_was(tmp_path
     other = command("sweep", *options, "--seeds", "3", "-o", f"{tmp_path}/s")
     assert other.returncode == 2
     assert "holds a sweep with other settings" in other.stderr
+    (tmp_path / "s/report.html").unlink()
+    drawn = command("report", f"{tmp_path}/s")
+    assert drawn.stdout.splitlines()[:7] == again.stdout.splitlines()[-9:-2]
+    assert drawn.stdout.count("    2 │") == 2  # seeds of each point
+    assert "lr = 0.03" in (tmp_path / "s/report.html").read_text()
+    resumed = command("resume", f"{tmp_path}/s")
+    assert resumed.returncode == 2
+    assert "holds a sweep; it goes on by the command that began it" in resumed.stderr
 
 
 def test_a_sweep_that_is_killed_goes_on_to_the_same_trials(tmp_path):

@@ -116,6 +116,8 @@ def test_models_that_cannot_be_stacked_run_one_after_another() -> None:
     for i, lr in enumerate((0.1, 0.2)):
         alone = list(fl.fit(fl.FedSGD(lr=lr), task, **options))
         assert [done[i].metrics for done in rounds] == [one.metrics for one in alone]
+    one, two = (point.run._executor for point in trials.points)
+    assert one.gradients is two.gradients
 
 
 def test_a_sweep_asked_for_loops_has_loops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """Files that are whole or absent, whatever happens while they are written."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
 @contextmanager
@@ -29,6 +30,27 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text file as a whole."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def append_lines(path: Path, *values: Mapping[str, Any]) -> None:
+    """Writes a line of JSON for each, on the disk when this returns; after a line that a crash cut
+    short, on lines of their own."""
+    cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if cut else "") + "".join(json.dumps(v) + "\n" for v in values))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """What `append_lines` wrote; a line that a crash cut short is left out."""
+    found = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return found
 
 
 def remove_leftovers(path: Path) -> None:

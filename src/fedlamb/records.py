@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 from .errors import SettingError
-from .files import exclusive, write_text
+from .files import append_lines, exclusive, write_text
 from .simulate.fit import Round, Run
 from .simulate.saved import Journal
 
@@ -78,10 +78,7 @@ class RunFolder:
             }
             for done in rounds
         ]
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self._metrics, *lines)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of all finished rounds."""

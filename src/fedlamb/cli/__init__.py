@@ -12,7 +12,7 @@ from ..errors import SettingError
 from ..settings import presets
 from ..simulate.crew import CrewError
 from ..simulate.saying import leads
-from . import data, reproduce, runs, sweeps, theory
+from . import data, reports, reproduce, runs, sweeps, theory
 from .workers import follow_quietly
 
 app = typer.Typer(
@@ -28,7 +28,7 @@ for function in (
     runs.run,
     sweeps.sweep,
     runs.resume,
-    runs.report,
+    reports.report,
     reproduce.reproduce,
     theory.theory,
 ):

@@ -152,7 +152,7 @@ def resume(
 
     On the same machine with the same device and workers, that is; otherwise to rounding.
     """
-    experiment = _experiment_of(folder, with_options((), data_root, device, workers))
+    experiment = experiment_of(folder, with_options((), data_root, device, workers))
     with ExitStack() as held:
         if leads():
             held.enter_context(locked(folder))
@@ -162,13 +162,6 @@ def resume(
             raise SettingError("workers", count, "must be a number for a run that goes on")
         held.enter_context(crew_of(count))
         _carry_out(experiment, folder, data)
-
-
-def report(folder: Folder) -> None:
-    """Draw report.html again and print the table, from the run folder alone."""
-    page.require()
-    experiment = _experiment_of(folder)
-    _show(experiment, folder, _summaries(experiment, folder))
 
 
 def with_options(
@@ -269,7 +262,7 @@ def _carry_out(experiment: Experiment, folder: Path, data: Dataset) -> None:
                 break
     if not leads():
         return
-    _show(experiment, folder, summaries)
+    show(experiment, folder, summaries)
     if interrupted:
         console.print("Stopped after the round.")
         raise typer.Exit(code=130)
@@ -286,8 +279,12 @@ def _place(experiment: Experiment, folder: Path, method: str) -> Path:
     return folder if len(experiment.algorithms) == 1 else folder / method
 
 
-def _experiment_of(folder: Path, changes: Sequence[str] = ()) -> Experiment:
+def experiment_of(folder: Path, changes: Sequence[str] = ()) -> Experiment:
+    """The settings that a run folder was made with, and these changes."""
     path = folder / "settings.json"
+    if (folder / "sweep.json").is_file():
+        right = "holds a sweep; it goes on by the command that began it, with this folder as --out"
+        raise SettingError("run folder", str(folder), right)
     if not path.is_file():
         raise SettingError(
             "RUN", str(folder), "must be a folder made by fedlamb run or compare (no settings.json)"
@@ -295,7 +292,8 @@ def _experiment_of(folder: Path, changes: Sequence[str] = ()) -> Experiment:
     return load_experiment(str(path), changes)
 
 
-def _summaries(experiment: Experiment, folder: Path) -> list[Summary]:
+def summaries_of(experiment: Experiment, folder: Path) -> list[Summary]:
+    """Of each method's run, from its metrics."""
     found = []
     for method in experiment.algorithms:
         place = _place(experiment, folder, method)
@@ -308,7 +306,8 @@ def _summaries(experiment: Experiment, folder: Path) -> list[Summary]:
     return found
 
 
-def _show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None:
+def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None:
+    """Prints the table and draws the page."""
     table = Table(title=experiment.title or None, title_justify="left")
     for number, heading in enumerate(headings(experiment.target)):
         table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)

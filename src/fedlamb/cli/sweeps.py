@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from statistics import mean
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +15,11 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
+from ..files import append_lines, whole_lines
 from ..records import environment, locked, summary_of, write_json
-from ..report.table import percent, spread
+from ..report import page
+from ..report.sweep_page import headings, ranked, write_sweep_page
+from ..report.table import percent
 from ..reproduce.panels import PAPER
 from ..reproduce.study import short_name
 from ..reproduce.trials import Bench
@@ -51,9 +53,10 @@ def sweep(
     """Run a grid of hyper-parameters and seeds as one program on one device.
 
     Results are those of separate runs. Prints the best points, by the mean over seeds of the best
-    test accuracy, and writes a folder with trials.jsonl, one line per trial. One that was stopped
-    goes on where it is started again with the same --out, from the round that was saved last; a
-    twentieth of the time goes into saving.
+    test accuracy, and writes a folder with trials.jsonl, a line per trial, and report.html, with
+    accuracy along the grid and the best curves. A sweep that was stopped goes on when it is started
+    again with the same --out, from the round that was saved last (a twentieth of the time goes
+    into saving).
 
     Example: fedlamb sweep -m fed-lamb -g lr=0.01,0.03,0.1 -g weight_decay=0,0.01 --seeds 3
     """
@@ -86,11 +89,9 @@ def sweep(
         if left:
             partial = [folder / "partial" / short_name(_key(v, e.seed)) for v, e in left]
             for line in _told_when_stopped(_run(method, left, partial), folder):
-                with log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+                append_lines(log, line)
             shutil.rmtree(folder / "partial")
-        lines = list(_finished(log).values())
-    _show(method, list(table), lines)
+        show_sweep(folder)
     console.print(f"Sweep folder: {folder}", soft_wrap=True)
 
 
@@ -145,15 +146,8 @@ def _key(values: dict[str, Any], seed: int) -> str:
 
 
 def _finished(log: Path) -> dict[str, dict[str, Any]]:
-    """The lines of all finished trials; one that a crash cut short is left out."""
-    found = {}
-    for text in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        found[_key(line["values"], line["seed"])] = line
-    return found
+    """The lines of all finished trials."""
+    return {_key(line["values"], line["seed"]): line for line in whole_lines(log)}
 
 
 def _run(
@@ -205,25 +199,21 @@ def _run(
         }
 
 
-def _show(method: str, names: list[str], lines: list[dict[str, Any]]) -> None:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for line in lines:
-        groups.setdefault(json.dumps(line["values"]), []).append(line)
-    ranked = sorted(groups.values(), key=lambda g: -mean(_best(line) for line in g))
-    table = Table(title=f"{method}: the best of {len(groups)} points", title_justify="left")
-    for heading in (*names, "best", "final", "seeds"):
+def show_sweep(folder: Path) -> None:
+    """Prints the best points of a sweep and draws its page, from its folder alone."""
+    facts = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    trials = list(_finished(folder / "trials.jsonl").values())
+    points = ranked(trials)
+    shown = f"the best {_SHOWN} of {len(points)}" if len(points) > _SHOWN else f"{len(points)}"
+    table = Table(title=f"{facts['method']}: {shown} points", title_justify="left")
+    for heading in headings(facts["grid"]):
         table.add_column(heading, justify="right")
-    for group in ranked[:10]:
-        best, final = (
-            [line[k] or 0.0 for line in group] for k in ("best_accuracy", "final_accuracy")
-        )
-        cells = [str(group[0]["values"][name]) for name in names]
-        diverged = any(line["status"] == "diverged" for line in group)
-        table.add_row(
-            *cells, spread(best, 1), "diverged" if diverged else spread(final, 1), str(len(group))
-        )
+    for point in points[:_SHOWN]:
+        table.add_row(*point.cells())
     console.print(table)
+    if page.available():
+        write_sweep_page(folder / "report.html", facts, trials)
+        console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
 
 
-def _best(line: dict[str, Any]) -> float:
-    return line["best_accuracy"] or 0.0
+_SHOWN = 10

@@ -49,26 +49,7 @@ def write_page(
     summaries: Sequence[Summary],
 ) -> None:
     """Writes the page for these methods' metrics."""
-    require()
-    from plotly.io import to_html
-
     target = float(settings["target"])
-    drawn = (
-        _figure(metrics, "round", "test_accuracy", "Test accuracy by round", target),
-        _figure(metrics, "uplink", "test_accuracy", "Test accuracy by traffic", target),
-        _figure(metrics, "round", "train_loss", "Training loss by round", None),
-    )
-    charts = "".join(
-        to_html(
-            figure,
-            full_html=False,
-            include_plotlyjs=number == 0,
-            div_id=f"chart-{number + 1}",
-            config={"displaylogo": False, "responsive": True},
-        )
-        for number, figure in enumerate(drawn)
-    )
-    title = html.escape(settings.get("title") or "fedlamb")
     federation, split = settings["federation"], settings["split"]
     clients = f"{split['clients']} clients" if split["clients"] else "clients"
     dealt = ", dealt anew in each round" if split["allocation"] == "per_round" else ""
@@ -78,12 +59,43 @@ def write_page(
         f"batches of {federation['batch_size']}, seed {settings['seed']}, n = 1 run per method; "
         f"target {100 * target:g} % test accuracy"
     )
+    require()
+    write_html(
+        path,
+        title=settings.get("title") or "fedlamb",
+        facts=facts,
+        table=html_table(headings(target), rows(summaries)),
+        figures=[
+            _figure(metrics, "round", "test_accuracy", "Test accuracy by round", target),
+            _figure(metrics, "uplink", "test_accuracy", "Test accuracy by traffic", target),
+            _figure(metrics, "round", "train_loss", "Training loss by round", None),
+        ],
+        settings=settings,
+    )
+
+
+def write_html(
+    path: Path, title: str, facts: str, table: str, figures: Sequence[Any], settings: Any
+) -> None:
+    """Writes a page that needs no network: a line of facts, a table, figures, settings."""
+    from plotly.io import to_html
+
+    charts = "".join(
+        to_html(
+            figure,
+            full_html=False,
+            include_plotlyjs=number == 1,
+            div_id=f"chart-{number}",
+            config={"displaylogo": False, "responsive": True},
+        )
+        for number, figure in enumerate(figures, 1)
+    )
     write_text(
         path,
         _PAGE.format(
-            title=title,
+            title=html.escape(title),
             facts=html.escape(facts),
-            table=_table(summaries, target),
+            table=table,
             charts=charts,
             settings=html.escape(json.dumps(settings, indent=1)),
         ),
@@ -125,11 +137,11 @@ def _figure(
     return figure
 
 
-def _table(summaries: Sequence[Summary], target: float) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in headings(target))
+def html_table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table of text."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows(summaries)
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from ..files import append_lines, whole_lines
 from ..records import environment
 from .panels import Curve, Panel
 
@@ -40,13 +41,7 @@ class Results:
 
     def lines(self, panel: Panel) -> list[Line]:
         """All whole lines; one that a crash cut short is left out."""
-        path, found = self.path(panel), []
-        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            try:
-                found.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-        return found
+        return whole_lines(self.path(panel))
 
     def trials(self, panel: Panel) -> dict[str, Line]:
         """The finished trials by their keys."""
@@ -56,11 +51,7 @@ class Results:
         """Writes one line, whole, on the disk when this returns."""
         path = self.path(panel)
         path.parent.mkdir(parents=True, exist_ok=True)
-        broken = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("\n" if broken else "") + json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(path, line)
 
     def begin(self, panel: Panel, settings: Mapping[str, Any]) -> int:
         """A session: what its trials have in common."""

@@ -109,6 +109,7 @@ class Together:
             first = runs[members[0]]
             if not _stacks(first):
                 for i in members:
+                    runs[i].share_programs(first)
                     found[i] = next(runs[i])
                 continue
             if kind[0] not in self._stacks:
