@@ -121,6 +121,7 @@ def test_stopped_and_resumed_gives_the_same_bits(tmp_path, stop):
     else:
         assert process.returncode == 130
         assert f"Go on with: fedlamb resume {broken}" in output.replace("\n", "")
+        assert "Not begun: mime" in output
         assert json.loads((broken / "fed-lamb/summary.json").read_text())["status"] == "interrupted"
     assert 5 <= len(results(broken / "fed-lamb")) < 40
 
@@ -309,13 +310,14 @@ def test_data_list_prepare_and_split(tmp_path):
     write_idx(tmp_path / "mnist", pictures(60, size=28), pictures(6, size=28))
     home = {"cwd": tmp_path, "cache": tmp_path / "cache"}
     before = command("data", "list", "--data-root", ".", **home)
-    assert re.search(r"mnist +│ [^│]+│ mnist +│ no", before.stdout), before.stdout
+    assert re.search(r"│ mnist +│ [^│]+│ no", before.stdout), before.stdout
+    assert re.search(r"^mnist: +mnist$", before.stdout, re.M)
     assert "the hub, as" in before.stdout
     done = command("data", "prepare", "mnist", "--data-root", ".", **home)
     assert "60 training and 6 test examples of shape (1, 28, 28), 3 classes" in done.stdout
     assert re.search(r"decoded in .*mnist-[0-9a-f]{24}\.safetensors \(0\.1 MB\)", done.stdout)
     after = command("data", "list", "--data-root", ".", **home)
-    assert re.search(r"mnist +│ [^│]+│ mnist +│ yes", after.stdout), after.stdout
+    assert re.search(r"│ mnist +│ [^│]+│ yes", after.stdout), after.stdout
 
     dealt = command("data", "split", "mnist", "-n", "6", "--data-root", ".", "-o", "s.html", **home)
     assert dealt.returncode == 0, dealt.stderr
@@ -348,7 +350,8 @@ BAD_CALLS = {
     "no run folder": (("resume", "nowhere"), "RUN = 'nowhere': must be a folder made by"),
     "rate for all in compare": (
         ("compare", "-s", "algorithm.lr=0.1"),
-        "algorithm = {'lr': 0.1}: is no setting; did you mean 'algorithms'?",
+        "algorithm = {'lr': 0.1}: is for `run`, with its one method; here give "
+        "algorithms.METHOD.lr",
     ),
 }
 

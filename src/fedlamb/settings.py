@@ -263,6 +263,13 @@ def sentence(error: ValidationError, *within: str) -> SettingError:
         where = [f"{name}.{key}" for name in sections if key in _keys_of([name])]
         if key in _HYPERPARAMETERS:
             where.append(f"algorithms.METHOD.{key}")
+        if not section and key == "algorithm" and isinstance(first["input"], Mapping):
+            # `run`, with its one method, takes this short form.
+            names = [f"algorithms.METHOD.{field}" for field in first["input"]]
+            right = (
+                f"is for one method; of several, {' and '.join(names)} sets it, METHOD by METHOD"
+            )
+            return SettingError(key, dict(first["input"]), right)
         if not section and where:
             return SettingError(key, first["input"], f"is no setting; did you mean {where[0]!r}?")
         return unknown_key(".".join(section), key, first["input"], _keys_of(section))

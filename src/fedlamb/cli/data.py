@@ -46,10 +46,10 @@ _COLOURS = ("#D55E00", "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#
 @app.command(name="list")
 def list_sets(data_root: DataRoot = None) -> None:
     """Which data sets have a name, where each was found, and whether it is decoded."""
-    table = Table()
-    for heading in ("name", "what", "found in", "decoded"):
-        table.add_column(heading, overflow="fold")
-    table.add_row("digits", "handwritten digits, 8×8 grey, 1,437 + 360", "the package", "yes")
+    table, places = Table(), {"digits": "the package"}
+    for heading in ("name", "what", "decoded"):
+        table.add_column(heading)
+    table.add_row("digits", "handwritten digits, 8×8 grey, 1,437 + 360", "yes")
     for name, known in KNOWN.items():
         try:
             source = find_local(name, data_root)
@@ -58,8 +58,11 @@ def list_sets(data_root: DataRoot = None) -> None:
             decoded = cache_file(source, name, decoded_folder()).exists()
         except SettingError as error:
             place, decoded = str(error), False
-        table.add_row(name, known.about, place, "yes" if decoded else "no")
+        places[name] = str(place)
+        table.add_row(name, known.about, "yes" if decoded else "no")
     console.print(table)
+    for name, place in places.items():  # outside the table, which would break them
+        console.print(f"{name + ':':15}{place}", soft_wrap=True)
     console.print(f"Decoded sets are kept in {decoded_folder()}", soft_wrap=True)
 
 

@@ -317,7 +317,11 @@ def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None
     for s in summaries:
         if s.status == "interrupted":
             console.print(f"{s.method}: {s.rounds} of {experiment.federation.rounds} rounds done")
-    if any(s.status == "interrupted" for s in summaries):
+    begun = [s.method for s in summaries]
+    left = [method for method in experiment.algorithms if method not in begun]
+    if left:
+        console.print(f"Not begun: {', '.join(left)}", soft_wrap=True)
+    if left or any(s.status == "interrupted" for s in summaries):
         console.print(f"Go on with: fedlamb resume {folder}", soft_wrap=True)
     console.print(f"Run folder: {folder}", soft_wrap=True)
     if page.available():
