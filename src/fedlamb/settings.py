@@ -266,9 +266,7 @@ def sentence(error: ValidationError, *within: str) -> SettingError:
         if not section and key == "algorithm" and isinstance(first["input"], Mapping):
             # `run`, with its one method, takes this short form.
             names = [f"algorithms.METHOD.{field}" for field in first["input"]]
-            right = (
-                f"is for one method; of several, {' and '.join(names)} sets it, METHOD by METHOD"
-            )
+            right = f"is for `run`, with its one method; here give {' and '.join(names)}"
             return SettingError(key, dict(first["input"]), right)
         if not section and where:
             return SettingError(key, first["input"], f"is no setting; did you mean {where[0]!r}?")
