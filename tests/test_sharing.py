@@ -61,13 +61,36 @@ def test_another_algorithm_shares_gradients_alone() -> None:
         assert sharing._executor._compiled is not before._executor._compiled
 
 
-def test_other_data_or_another_model_share_nothing() -> None:
-    task, _ = tasks()
-    before = run(fl.FedSGD(lr=0.1), task)
-    x, y = (part.clone() for part in task.train)
-    with torch.random.fork_rng():
-        wider = torch.nn.Sequential(torch.nn.Linear(4, 3)).double()
-    for other in (fl.Task(Small().module(), (x, y), (x, y)), fl.Task(wider, task.train, task.test)):
-        sharing = run(fl.FedSGD(lr=0.1), other)
-        sharing.share_programs(before)
-        assert sharing._executor.gradients is not before._executor.gradients
+def changed(kind: str) -> tuple[fl.Task, fl.Task]:
+    """Two tasks that differ in one thing beside their start."""
+    one, _ = tasks()
+    first, second = Small().module(), Small(seed=5).module()
+    x, y = one.train
+    options: dict[str, Any] = {}
+    match kind:
+        case "data":
+            return one, fl.Task(second, (x.clone(), y.clone()), (x, y))
+        case "layer":
+            second[1] = torch.nn.ReLU()
+        case "hidden option":
+            first[1], second[1] = torch.nn.Softplus(), torch.nn.Softplus()
+            second[1].secret = 3  # type: ignore[assignment]
+        case "frozen":
+            first[0].requires_grad_(False)
+            second[0].requires_grad_(False)
+        case "tensor beside":
+            first[1].table, second[1].table = torch.ones(2), torch.zeros(2)  # type: ignore[assignment]
+        case "loss":
+            options["loss"] = torch.nn.functional.multi_margin_loss
+    return fl.Task(first, (x, y), (x, y)), fl.Task(second, (x, y), (x, y), **options)
+
+
+KINDS = ("data", "layer", "hidden option", "frozen", "tensor beside", "loss")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_differs_otherwise_shares_nothing(kind: str) -> None:
+    one, two = changed(kind)
+    before, sharing = (run(fl.FedSGD(lr=0.1), task) for task in (one, two))
+    sharing.share_programs(before)
+    assert sharing._executor.gradients is not before._executor.gradients

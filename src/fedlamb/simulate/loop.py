@@ -143,14 +143,28 @@ class Loop:
 
 
 def _same_but_start(one: Task, two: Task) -> bool:
-    """Whether two tasks differ at most in what their parameters and buffers start from."""
+    """Whether two tasks differ at most in what their trained parameters and buffers start from."""
 
-    def beside(task: Task) -> tuple[Any, ...]:
-        return str(task.model), task.precision, task.inputs, task.loss
+    def beside(task: Task) -> Any:
+        modules = [(n, type(m), _configuration(m)) for n, m in task.model.named_modules()]
+        kinds = {name: (p.shape, p.dtype) for name, p in task.params.items()}
+        data = [part.data_ptr() for part in task.train]
+        return modules, kinds, data, task.precision, task.inputs, task.loss
 
-    places = [[part.data_ptr() for part in task.train] for task in (one, two)]
-    kept = len(one.buffers) == len([*one.model.buffers()])  # others would be part of a program
-    return kept and beside(one) == beside(two) and places[0] == places[1]
+    def all_moves(task: Task) -> bool:  # what does not is part of a program
+        whole = len([*task.model.parameters()]) + len([*task.model.buffers()])
+        return whole == len(task.params) + len(task.buffers)
+
+    try:
+        return one is two or (all_moves(one) and all_moves(two) and beside(one) == beside(two))
+    except RuntimeError:  # modules that hold tensors as plain attributes cannot be compared
+        return False
+
+
+def _configuration(module: nn.Module) -> dict[str, Any]:
+    """What decides a module beside its parameters, buffers and parts."""
+    apart = ("_parameters", "_buffers", "_modules", "training")
+    return {name: value for name, value in vars(module).items() if name not in apart}
 
 
 def _same_but_rates(one: Any, two: Any) -> bool:
