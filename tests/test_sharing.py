@@ -71,7 +71,7 @@ def changed(kind: str) -> tuple[fl.Task, fl.Task]:
         case "data":
             return one, fl.Task(second, (x.clone(), y.clone()), (x, y))
         case "layer":
-            second[1] = torch.nn.ReLU()
+            second[1] = torch.nn.Sigmoid()
         case "hidden option":
             first[1], second[1] = torch.nn.Softplus(), torch.nn.Softplus()
             second[1].secret = 3  # type: ignore[assignment]
