@@ -198,6 +198,23 @@ def test_a_sweep_gives_what_separate_runs_give_and_goes_on_where_it_was(tmp_path
     assert "holds a sweep; it goes on by the command that began it" in resumed.stderr
 
 
+def test_a_run_that_ends_far_below_its_best_says_what_may_keep_it(tmp_path):
+    done = command(
+        "run", "-m", "fed-lamb", *SMALL, "-s", "federation.rounds=6", "-o", f"{tmp_path}/r"
+    )
+    assert "below its best" not in done.stdout
+    metrics = tmp_path / "r/metrics.jsonl"
+    lines = [json.loads(text) for text in metrics.read_text().splitlines()]
+    for line, accuracy in zip(lines, (0.5, 0.7, 0.9, 0.8, 0.7, 0.6), strict=True):
+        line["test_accuracy"] = accuracy
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = command("report", f"{tmp_path}/r").stdout
+    assert "fed-lamb: ends 30 points below its best" in told
+    schedule = re.search(r"-s '(algorithms.fed-lamb.schedule=[^']+)'", told)
+    again = command("run", *SMALL, "-s", schedule[1], "-o", f"{tmp_path}/s")
+    assert again.returncode == 0, again.stderr  # what it names can be given
+
+
 def test_a_sweep_that_is_killed_goes_on_to_the_same_trials(tmp_path):
     options = ("sweep", "-m", "mime", *SMALL, "-s", "federation.rounds=80", "-g", "lr=0.001,0.01")
     assert command(*options, "-o", f"{tmp_path}/whole").returncode == 0

@@ -317,6 +317,14 @@ def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None
     for s in summaries:
         if s.status == "interrupted":
             console.print(f"{s.method}: {s.rounds} of {experiment.federation.rounds} rounds done")
+        lost = (s.best_accuracy or 0.0) - (s.final_accuracy or 0.0)
+        if s.status == "finished" and lost > _LOST:
+            of = f"algorithms.{s.method}"
+            console.print(
+                f"{s.method}: ends {100 * lost:.0f} points below its best; a lower rate or a "
+                f"schedule may keep it (-s {of}.lr=…, -s '{of}.schedule={{after=[{s.best_round}]}}')",
+                soft_wrap=True,
+            )
     begun = [s.method for s in summaries]
     left = [method for method in experiment.algorithms if method not in begun]
     if left:
@@ -328,3 +336,6 @@ def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None
         metrics = {s.method: read_metrics(_place(experiment, folder, s.method)) for s in summaries}
         page.write_page(folder / "report.html", experiment.complete(), metrics, summaries)
         console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
+
+
+_LOST = 0.1  # of accuracy, from a run's best round to its last
