@@ -110,3 +110,11 @@ def test_norms_are_put_together_by_one_operation() -> None:
         torch.ops.fedlamb.stack.default
     ]
     assert torch.equal(graph(*norms), torch.arange(62.0))
+
+
+def test_of_many_kinds_of_rounds_only_some_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlamb.simulate.compiled_loop.around_gradients._KINDS", 0)
+    expected, _ = after(fl.FedSGD(lr=0.1), 2, compiled=False)
+    found, steps = after(fl.FedSGD(lr=0.1), 2, compiled=True)
+    assert steps._known == {}
+    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))

@@ -210,8 +210,8 @@ def test_a_run_that_ends_far_below_its_best_says_what_may_keep_it(tmp_path):
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = command("report", f"{tmp_path}/r").stdout
     assert "fed-lamb: ends 30 points below its best" in told
-    schedule = re.search(r"-s '(algorithms.fed-lamb.schedule=[^']+)'", told)
-    again = command("run", *SMALL, "-s", schedule[1], "-o", f"{tmp_path}/s")
+    schedule = re.search(r"-s (algorithms.fed-lamb.schedule=)'([^']+)'", told)
+    again = command("run", *SMALL, "-s", schedule[1] + schedule[2], "-o", f"{tmp_path}/s")
     assert again.returncode == 0, again.stderr  # what it names can be given
 
 
@@ -227,6 +227,9 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_trials(tmp_path):
         time.sleep(0.01)
     begun.kill()
     assert begun.wait() == -signal.SIGKILL  # it was not done yet
+    told = command("report", f"{tmp_path}/killed")
+    assert told.returncode == 2
+    assert "holds no finished trial yet" in told.stderr
     done = command(*options, "-o", f"{tmp_path}/killed")
     assert done.returncode == 0, done.stderr
     assert "went on from round" in done.stdout
@@ -347,6 +350,7 @@ def test_data_list_prepare_and_split(tmp_path):
 
 
 BAD_CALLS = {
+    "value twice": (("sweep", "-g", "lr=0.1,1e-1"), "must name each value once, and has 0.1 twice"),
     "bad grid": (("sweep", "-g", "lr"), "--grid = 'lr': must be KEY=A,B,C"),
     "bad value in a grid": (("sweep", "-g", "lr=0.1,-1"), "algorithms.fed-lamb.lr = -1: must be"),
     "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': is GPU number 10"),

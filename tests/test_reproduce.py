@@ -1,7 +1,6 @@
 """Reproduction: panels as the paper has them, tuning by its stated rule, results that last."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedlamb.cli import app
@@ -233,49 +233,97 @@ def test_trials_that_differ_in_rates_alone_follow_each_other_and_share_programs(
     assert runs[0].params["1.weight"].ne(runs[1].params["1.weight"]).any()
 
 
-def test_trials_together_go_on_where_they_were_stopped(
-    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "_SAVING", 1)  # after every round
-    group = Group("fed-ams", "", 6, [({"lr": lr}, 0) for lr in (0.001, 0.01)], "grid")
-    experiment = experiment_of(small, group, 0, "test", ENGINE)
+class Trials:
+    """Two trials of six rounds, run together in folders of their own."""
 
-    def run(name: str, told: Any) -> tuple[list[int], Any]:
-        bench = Bench(Together())
-        points = bench.points("fed-ams", [(values, experiment) for values, _ in group.points])
-        seen: list[int] = []
+    def __init__(self, panel: Panel, place: Path) -> None:
+        group = Group("fed-ams", "", 6, [({"lr": lr}, 0) for lr in (0.001, 0.01)], "grid")
+        self.experiment = experiment_of(panel, group, 0, "test", ENGINE)
+        self.group, self.place = group, place
+        self.seen: list[int] = []
+
+    def run(self, name: str, stop: int | None = None) -> Any:
+        """Accuracies and parameters afterwards; stopped after this round, nothing."""
+        bench, self.seen = Bench(Together()), []
+        given = [(values, self.experiment) for values, _ in self.group.points]
+        points = bench.points("fed-ams", given)
 
         def on_round(number: int, total: int, best: float | None) -> None:
-            seen.append(number)
-            told(number)
+            self.seen.append(number)
+            if number == stop:
+                raise KeyboardInterrupt
 
-        folders = [tmp_path / name / str(i) for i in range(2)]
+        folders = [self.place / name / str(i) for i in range(2)]
         try:
-            return seen, bench.run_together(points, folders, on_round)
+            lines = bench.run_together(points, folders, on_round)
         except KeyboardInterrupt:
-            return seen, None
+            return None
+        return [
+            ([(line["round"], line["test_accuracy"]) for line in of], point.run.params)
+            for of, point in zip(lines, points, strict=True)
+        ]
 
-    def stopped_after_three(number: int) -> None:
-        if number == 3:
+
+def assert_same(one: Any, two: Any, tolerance: float = 0.0) -> None:
+    for (lines, params), (others, other_params) in zip(one, two, strict=True):
+        assert lines == others
+        for name, value in params.items():
+            torch.testing.assert_close(other_params[name], value, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("saving", [0, 1])  # never but in the first round, or in each
+def test_trials_together_go_on_where_they_were_stopped(
+    saving: float, small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_SAVING", saving)
+    both = Trials(small, tmp_path)
+    whole = both.run("whole")
+    assert both.seen == [1, 2, 3, 4, 5, 6]
+    assert both.run("stopped", stop=3) is None
+    found = both.run("stopped")
+    assert both.seen == [4, 5, 6]
+    assert_same(whole, found)
+
+
+def test_trials_of_which_only_some_were_saved_go_on_to_rounding(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_SAVING", 1)
+    both = Trials(small, tmp_path)
+    whole = both.run("whole")
+    both.run("killed", stop=3)
+    # As after a kill: one trial has a line too many and half of another, the other no checkpoint.
+    with (tmp_path / "killed/1/metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "test_accuracy": 1.0}\n{"rou')
+    (tmp_path / "killed/0/checkpoint.safetensors").unlink()
+    found = both.run("killed")
+    assert both.seen == [4, 5, 6, 6, 6, 6]
+    assert_same(whole, found, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("saving", [0, 1])
+def test_one_trial_goes_on_where_it_was_stopped_and_leaves_no_states(
+    saving: float, small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_SAVING", saving)
+    both = Trials(small, tmp_path)
+    seen: list[int] = []
+
+    def on_round(number: int, total: int, best: float | None) -> None:
+        seen.append(number)
+        if seen == [1, 2, 3]:
             raise KeyboardInterrupt
 
-    seen, whole = run("whole", nobody)
+    for last in (False, True):
+        bench = Bench(Together())
+        (point,) = bench.points("fed-ams", [({"lr": 0.01}, both.experiment)])
+        if last:
+            bench.run_alone(point, tmp_path / "one", on_round)
+            assert point.run.store.all() == {}
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                bench.run_alone(point, tmp_path / "one", on_round)
     assert seen == [1, 2, 3, 4, 5, 6]
-    assert run("stopped", stopped_after_three) == ([1, 2, 3], None)
-    # As if killed between two writes: the second trial's last round never got its checkpoint.
-    shutil.copytree(tmp_path / "stopped", tmp_path / "again")
-    seen, found = run("stopped", nobody)
-    assert seen == [4, 5, 6]
-    for one, two in zip(whole, found, strict=True):
-        assert [line["round"] for line in two] == [1, 2, 3, 4, 5, 6]
-        assert [line["test_accuracy"] for line in one] == [line["test_accuracy"] for line in two]
-    with (tmp_path / "again/1/metrics.jsonl").open("a") as file:
-        file.write('{"round": 4, "test_accuracy": 1.0}\n{"rou')
-    (tmp_path / "again/0/checkpoint.safetensors").unlink()
-    seen, found = run("again", nobody)
-    assert seen == [4, 5, 6, 6, 6, 6]
-    for one, two in zip(whole, found, strict=True):
-        assert [line["test_accuracy"] for line in one] == [line["test_accuracy"] for line in two]
 
 
 def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,7 +43,8 @@ def test_other_rates_seeds_and_starts_share_programs(name: str, compile: bool) -
     before = run(METHODS[name], first, compile=compile)
     list(before)
     alone, sharing = (run(other, second, seed=3, compile=compile) for _ in range(2))
-    sharing.share_programs(before)
+    assert sharing.share_programs(before)
+    assert sharing._executor.gradients is before._executor.gradients
     assert sharing._executor._compiled is before._executor._compiled
     for one, two in zip(alone, sharing, strict=True):
         assert one.metrics == two.metrics
@@ -70,6 +72,10 @@ def changed(kind: str) -> tuple[fl.Task, fl.Task]:
     match kind:
         case "data":
             return one, fl.Task(second, (x.clone(), y.clone()), (x, y))
+        case "part of the data":
+            more, rows = (torch.cat([x, x]), torch.cat([y, y])), len(x)
+            part = more[0][:rows], more[1][:rows]
+            return fl.Task(first, more, more), fl.Task(second, part, part)
         case "layer":
             second[1] = torch.nn.Sigmoid()
         case "hidden option":
@@ -80,17 +86,56 @@ def changed(kind: str) -> tuple[fl.Task, fl.Task]:
             second[0].requires_grad_(False)
         case "tensor beside":
             first[1].table, second[1].table = torch.ones(2), torch.zeros(2)  # type: ignore[assignment]
+        case "array beside":
+            first[1].table, second[1].table = np.ones(2), np.zeros(2)  # type: ignore[assignment]
         case "loss":
             options["loss"] = torch.nn.functional.multi_margin_loss
     return fl.Task(first, (x, y), (x, y)), fl.Task(second, (x, y), (x, y), **options)
 
 
-KINDS = ("data", "layer", "hidden option", "frozen", "tensor beside", "loss")
+KINDS = ("data", "part of the data", "layer", "hidden option", "frozen", "tensor beside")
+MORE = ("array beside", "loss")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *MORE])
 def test_what_differs_otherwise_shares_nothing(kind: str) -> None:
     one, two = changed(kind)
     before, sharing = (run(fl.FedSGD(lr=0.1), task) for task in (one, two))
     sharing.share_programs(before)
     assert sharing._executor.gradients is not before._executor.gradients
+
+
+class HoldsItsRate(fl.FedSGD):
+    """An algorithm of one's own, whose rate is not sent."""
+
+    def client_step(self, local: Any, sent: Any, grad_at: Any) -> Any:
+        gradient = grad_at(local.x)
+        return local._replace(x={n: t - self.lr * gradient[n] for n, t in local.x.items()})
+
+
+class NoDataclass:
+    """One that is not even a dataclass."""
+
+    def __init__(self, lr: float) -> None:
+        self._of = HoldsItsRate(lr=lr)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+@pytest.mark.parametrize("kind", [HoldsItsRate, NoDataclass])
+def test_rates_of_ones_own_algorithms_may_be_part_of_a_program(kind: Any) -> None:
+    task, _ = tasks()
+    before, sharing, alone = (run(kind(lr=lr), task) for lr in (0.01, 0.5, 0.5))
+    list(before)
+    assert not sharing.share_programs(before)
+    assert [r.metrics for r in sharing] == [r.metrics for r in alone]
+
+
+def test_a_run_that_is_compiled_shares_nothing_with_one_that_is_not() -> None:
+    task, _ = tasks()
+    one, two = (run(fl.FedSGD(lr=0.1), task, compile=compile) for compile in (False, True))
+    assert not one.share_programs(two)
+    assert not two.share_programs(one)
+    assert one._executor.gradients is not two._executor.gradients
+    assert two._executor._compiled is not None

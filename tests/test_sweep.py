@@ -116,8 +116,11 @@ def test_models_that_cannot_be_stacked_run_one_after_another() -> None:
     for i, lr in enumerate((0.1, 0.2)):
         alone = list(fl.fit(fl.FedSGD(lr=lr), task, **options))
         assert [done[i].metrics for done in rounds] == [one.metrics for one in alone]
-    one, two = (point.run._executor for point in trials.points)
-    assert one.gradients is two.gradients
+    grid = {"lr": [0.1, 0.2, 0.3], "weight_decay": [0.0, 0.1]}
+    more = fl.sweep(fl.FedLAMB(lr=0.1), task, grid=grid, compile=True, **options)
+    loops = [point.run._executor for point in more.points]
+    assert len({id(loop.gradients) for loop in loops}) == 1
+    assert len({id(loop._compiled) for loop in loops}) == 2
 
 
 def test_a_sweep_asked_for_loops_has_loops(monkeypatch: pytest.MonkeyPatch) -> None:

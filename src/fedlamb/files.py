@@ -35,9 +35,11 @@ def write_text(path: Path, text: str) -> None:
 def append_lines(path: Path, *values: Mapping[str, Any]) -> None:
     """Writes a line of JSON for each, on the disk when this returns; after a line that a crash cut
     short, on lines of their own."""
-    cut = path.exists() and path.stat().st_size > 0 and path.read_bytes()[-1:] != b"\n"
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + "".join(json.dumps(v) + "\n" for v in values))
+    with path.open("a+b") as file:
+        file.seek(max(0, file.tell() - 1))
+        cut = file.read(1) not in (b"", b"\n")
+        text = ("\n" if cut else "") + "".join(json.dumps(value) + "\n" for value in values)
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -142,17 +142,24 @@ def conduct(
         folder.journal.read(run)
     if leads:
         folder.keep_rounds(run.number)
-    while run.number < run.rounds and not run.diverged:
-        if crew.agreed(stop(), run.task.device):
-            return "interrupted"
-        done = next(run)
-        if leads:
-            folder.append(done)
-        folder.journal.note(run)
-        if saving == 1 or crew.agreed(pace.due(), run.task.device):
-            with pace.saving():
-                folder.journal.write(run)
-        on_round(done)
+    noted = run.number
+    try:
+        while run.number < run.rounds and not run.diverged:
+            if crew.agreed(stop(), run.task.device):
+                return "interrupted"
+            done = next(run)
+            if leads:
+                folder.append(done)
+            folder.journal.note(run)
+            noted = run.number
+            if saving == 1 or crew.agreed(pace.due(), run.task.device):
+                with pace.saving():
+                    folder.journal.write(run)
+            on_round(done)
+    except KeyboardInterrupt:
+        if saving < 1 and noted == run.number > 0:
+            folder.journal.write(run)
+        raise
     return "diverged" if run.diverged else "finished"
 
 

@@ -60,7 +60,7 @@ def add_scaled(x: Tree, scale: Scalar, u: Tree) -> Tree:
     """x + scale * u"""
     if not isinstance(scale, Tensor):
         return _each("add", x, u, alpha=scale)
-    if transformed():
+    if transformed() or scale.dim() > 0 or not u:
         return tree_map(lambda a, b: a + scale * b, x, u)
     return add(x, dict(zip(u, torch._foreach_mul(_list(u), scale), strict=True)))
 

@@ -1,6 +1,6 @@
 """Loop and vectorised on a GPU: the same trajectory over 10 rounds, all six methods.
 
-    python tests/gpu/check_executors.py ["smooth ragged Mime" ...]
+    python tests/gpu/check_executors.py ["smooth ragged Mime" | shared ...]
 
 First the kernels of stacked convolutions alone, against torch's in float64. Then trajectories:
 float64 to 1e-9 against the CPU's loop, ragged clients included; float32 to rounding, for models
@@ -99,6 +99,24 @@ def leave_rubbish():
         del kept
 
 
+def check_sharing(model, clients):
+    """Runs side by side on shared programs, and the same run twice: the same bits as alone."""
+    for method in (fl.FedSGD(lr=0.003), fl.FedLAMB(lr=0.001), fl.Mime(lr=0.00001)):
+        for compile in (False, True):
+            leave_rubbish()
+            options = (model, "loop", "cuda", torch.float32, clients, compile)
+            other = replace(method, lr=2 * method.lr)
+            first, sharing = start(method, *options), start(other, *options)
+            assert sharing.share_programs(first)
+            for _ in range(10):
+                next(first), next(sharing)
+            for run, again in ((first, start(method, *options)), (sharing, start(other, *options))):
+                list(again)
+                same = all(torch.equal(run.params[key], again.params[key]) for key in run.params)
+                assert same, (method, compile)
+        print(f"large  shared {type(method).__name__:9} the same bits", flush=True)
+
+
 def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     check_convolutions()
@@ -151,6 +169,8 @@ def main():
                     if dtype == torch.float64:
                         worst = max(worst, largest)
                 print(f"{name:6} {split:6} {type(method).__name__:9} {', '.join(said)}", flush=True)
+    if not sys.argv[1:] or "shared" in sys.argv[1:]:
+        check_sharing(models["large"][0], equal)
     print(f"all agree; the largest difference in float64 is {worst:.1e}")
 
 

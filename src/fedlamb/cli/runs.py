@@ -319,10 +319,10 @@ def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None
             console.print(f"{s.method}: {s.rounds} of {experiment.federation.rounds} rounds done")
         lost = (s.best_accuracy or 0.0) - (s.final_accuracy or 0.0)
         if s.status == "finished" and lost > _LOST:
-            of = f"algorithms.{s.method}"
+            of = f"-s algorithms.{s.method}"
             console.print(
                 f"{s.method}: ends {100 * lost:.0f} points below its best; a lower rate or a "
-                f"schedule may keep it (-s {of}.lr=…, -s '{of}.schedule={{after=[{s.best_round}]}}')",
+                f"schedule may keep it ({of}.lr=…, {of}.schedule='{{after=[{s.best_round}]}}')",
                 soft_wrap=True,
             )
     begun = [s.method for s in summaries]

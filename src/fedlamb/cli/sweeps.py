@@ -90,7 +90,7 @@ def sweep(
             partial = [folder / "partial" / short_name(_key(v, e.seed)) for v, e in left]
             for line in _told_when_stopped(_run(method, left, partial), folder):
                 append_lines(log, line)
-            shutil.rmtree(folder / "partial")
+        shutil.rmtree(folder / "partial", ignore_errors=True)
         show_sweep(folder)
     console.print(f"Sweep folder: {folder}", soft_wrap=True)
 
@@ -110,7 +110,12 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     key, equals, values = text.partition("=")
     if not equals or not key or not values:
         raise SettingError("--grid", text, "must be KEY=A,B,C, for example lr=0.01,0.03")
-    return key.strip(), [_value(part.strip()) for part in values.split(",")]
+    found: list[Any] = []
+    for value in (_value(part.strip()) for part in values.split(",")):
+        if value in found:
+            raise SettingError("--grid", text, f"must name each value once, and has {value} twice")
+        found.append(value)
+    return key.strip(), found
 
 
 def _value(text: str) -> Any:
@@ -203,6 +208,9 @@ def show_sweep(folder: Path) -> None:
     """Prints the best points of a sweep and draws its page, from its folder alone."""
     facts = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     trials = list(_finished(folder / "trials.jsonl").values())
+    if not trials:
+        right = "holds no finished trial yet; the command that began the sweep goes on with it"
+        raise SettingError("sweep folder", str(folder), right)
     points = ranked(trials)
     shown = f"the best {_SHOWN} of {len(points)}" if len(points) > _SHOWN else f"{len(points)}"
     table = Table(title=f"{facts['method']}: {shown} points", title_justify="left")

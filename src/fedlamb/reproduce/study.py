@@ -143,7 +143,7 @@ def _stages(
 
 
 def expected_after_grid(wanted: Wanted) -> list[tuple[str, int, int]]:
-    """(stage, trials, rounds) of what follows a grid, if five points go on."""
+    """(stage, trials, rounds) of what follows a grid, if five points go on, of a narrow one two."""
     if wanted.panel.narrow:
         return [("whole", 2, wanted.rounds), ("final", wanted.seeds - 1, wanted.rounds)]
     more_seeds = _SEEDED * (wanted.seeds - 1)

@@ -63,8 +63,8 @@ class Bench:
     ) -> list[list[Line]]:
         """The lines of all rounds of each trial, run as one program.
 
-        A folder for each keeps its rounds, and what is there already goes on; it is the caller's to
-        remove.
+        A folder for each keeps its rounds, and what is there already goes on: to the same bits, or,
+        where a kill came in the middle of saving, to rounding. It is the caller's to remove.
         """
         folders = [_folder(path, point) for path, point in zip(partial, points, strict=True)]
         for folder, point in zip(folders, points, strict=True):
@@ -72,24 +72,32 @@ class Bench:
                 folder.journal.read(point.run)
             folder.keep_rounds(point.run.number)
         best = max(_best(folder) for folder in folders)
-        unwritten: list[list[Round]] = [[] for _ in points]
+        each = [(f, p, list[Round]()) for f, p in zip(folders, points, strict=True)]
+
+        def write() -> None:
+            for folder, point, rounds in each:
+                # An interrupted round may have changed a run, and not be noted.
+                if rounds and rounds[-1].number == point.run.number:
+                    folder.append(*rounds)
+                    folder.journal.write(point.run)
+                    rounds.clear()
+
         pace = Pace(_SAVING)
-        for done in Sweep(points, self._together):
-            each = list(zip(folders, points, unwritten, strict=True))
-            for (folder, point, rounds), one in zip(each, done, strict=True):
-                if one is not None:
-                    rounds.append(one)
-                    folder.journal.note(point.run)
-                    best = max(best, one.metrics["test_accuracy"])
-            if pace.due():
-                with pace.saving():
-                    for folder, point, rounds in each:
-                        if rounds:
-                            folder.append(*rounds)
-                            folder.journal.write(point.run)
-                            rounds.clear()
-            told(max(point.run.number for point in points), points[0].run.rounds, best)
-        for folder, rounds in zip(folders, unwritten, strict=True):
+        try:
+            for done in Sweep(points, self._together):
+                for (folder, point, rounds), one in zip(each, done, strict=True):
+                    if one is not None:
+                        folder.journal.note(point.run)
+                        rounds.append(one)
+                        best = max(best, one.metrics["test_accuracy"])
+                if pace.due():
+                    with pace.saving():
+                        write()
+                told(max(point.run.number for point in points), points[0].run.rounds, best)
+        except KeyboardInterrupt:
+            write()
+            raise
+        for folder, _, rounds in each:
             folder.append(*rounds)
         return [folder.metrics() for folder in folders]
 
@@ -107,6 +115,7 @@ class Bench:
             told(done.number, point.run.rounds, best)
 
         conduct(point.run, folder, on_round, stop=lambda: False, saving=_SAVING)
+        point.run.store.replace({}, {})  # the run is kept for its programs, not for its clients
         return folder.metrics()
 
 

@@ -17,9 +17,14 @@ _STALE = 64  # calls after which one that was not used gives its place to anothe
 
 
 class Replayed:
-    """Runs pure programs on trees of tensors, from the second time on as a graph."""
+    """Runs pure programs on trees of tensors, from the second time on as a graph.
+
+    Products of matrices keep scratch memory for each stream that they are recorded on, so graphs
+    that may run side by side are recorded on streams of their own.
+    """
 
     def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
         self._graphs: dict[Any, _Graph | None] = {}
         self._used: dict[Any, int] = {}
         self._calls = 0
@@ -41,7 +46,9 @@ class Replayed:
         if graph is None:
             if not self._has_room():
                 return once(inputs)
-            graph = self._graphs[whole] = _Graph.record(again, tensors, structure)
+            self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            graph = _Graph.record(again, tensors, structure, self._stream)
+            self._graphs[whole] = graph
         for place, tensor in zip(graph.inputs, tensors, strict=True):
             place.copy_(tensor)
         graph.graph.replay()
@@ -54,7 +61,7 @@ class Replayed:
         oldest = min(recorded, key=self._used.__getitem__)
         if self._calls - self._used[oldest] < _STALE:
             return False
-        del self._graphs[oldest]
+        self.clear()  # all of them, since they share scratch memory
         return True
 
     def clear(self) -> None:
@@ -69,12 +76,14 @@ class _Graph(NamedTuple):
     structure: TreeSpec
 
     @staticmethod
-    def record(program: Program, tensors: list[Tensor], structure: TreeSpec) -> "_Graph":
+    def record(
+        program: Program, tensors: list[Tensor], structure: TreeSpec, stream: torch.cuda.Stream
+    ) -> "_Graph":
         inputs = [t.clone() for t in tensors]
         program(tree_unflatten(inputs, structure))  # compiles, and warms up what libraries keep
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             found = program(tree_unflatten(inputs, structure))
         outputs, of = tree_flatten(found)
         return _Graph(graph, inputs, outputs, of)

@@ -153,11 +153,14 @@ class Run(Iterator[Round]):
         own = kind(self.algorithm, self.task, share, self.weighting, self.store)
         return Distributed(own, share, self.weighting)
 
-    def share_programs(self, other: "Run") -> None:
+    def share_programs(self, other: "Run") -> bool:
         """Goes on with what another run has compiled and recorded, where the two differ in rate,
-        seed and split alone; of a run on the same data and model, with what it has of those."""
-        if isinstance(self._executor, Loop) and isinstance(other._executor, Loop):
-            self._executor.share(other._executor)
+        seed and split alone; of a run on the same data and model, with what it has of those.
+
+        Says whether all was shared.
+        """
+        one, two = self._executor, other._executor
+        return isinstance(one, Loop) and isinstance(two, Loop) and one.share(two)
 
     @property
     def params(self) -> Tree:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils._pytree import tree_map as tree_map_all
 
 from ..algorithm import AnyAlgorithm
+from ..algorithms import ALGORITHMS
 from ..local_round import Outcome, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
@@ -43,7 +44,7 @@ class Loop:
     ) -> None:
         keep_freed_memory()
         self.algorithm, self.plan, self.store = algorithm, plan, store
-        self.weighting, self.task = weighting, task
+        self.weighting, self.task, self.compile = weighting, task, compile
         on_gpu = task.device.type == "cuda"
         self.gradients = Autograd(task, compile and on_gpu)
         steps = AroundGradients if on_gpu else CompiledSteps
@@ -81,12 +82,16 @@ class Loop:
         moved = average_buffers(buffers, mean.value.buffers, counters)
         return Collected(mean.value.report, moved, mean.value.loss["loss"], states)
 
-    def share(self, other: "Loop") -> None:
-        """Goes on with what another loop has compiled and recorded, as far as it fits this one."""
-        if _same_but_start(self.task, other.task):
-            self.gradients = other.gradients
-            if _same_but_rates(self.algorithm, other.algorithm):
-                self._compiled, self._lanes = other._compiled, other._lanes
+    def share(self, other: "Loop") -> bool:
+        """Goes on with what another loop has compiled and recorded, as far as it fits this one;
+        says whether all of it does."""
+        if self.compile is not other.compile or not _same_but_start(self.task, other.task):
+            return False
+        self.gradients = other.gradients
+        if not _same_programs(self.algorithm, other.algorithm):
+            return False
+        self._compiled, self._lanes = other._compiled, other._lanes
+        return True
 
     def _local_round(
         self, number: int, each: Assignment, round: int, sent: Any, buffers: Tree
@@ -148,7 +153,7 @@ def _same_but_start(one: Task, two: Task) -> bool:
     def beside(task: Task) -> Any:
         modules = [(n, type(m), _configuration(m)) for n, m in task.model.named_modules()]
         kinds = {name: (p.shape, p.dtype) for name, p in task.params.items()}
-        data = [part.data_ptr() for part in task.train]
+        data = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in task.train]
         return modules, kinds, data, task.precision, task.inputs, task.loss
 
     def all_moves(task: Task) -> bool:  # what does not is part of a program
@@ -157,7 +162,7 @@ def _same_but_start(one: Task, two: Task) -> bool:
 
     try:
         return one is two or (all_moves(one) and all_moves(two) and beside(one) == beside(two))
-    except RuntimeError:  # modules that hold tensors as plain attributes cannot be compared
+    except (RuntimeError, ValueError):  # modules that hold tensors or arrays as plain attributes
         return False
 
 
@@ -167,12 +172,14 @@ def _configuration(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in apart}
 
 
-def _same_but_rates(one: Any, two: Any) -> bool:
-    """Rates are sent to the clients or are the server's, and so part of no program."""
-    if type(one) is not type(two):
-        return False
-    rates = {name: getattr(two, name) for name in ("lr", "server_lr") if hasattr(one, name)}
-    return bool(replace(one, **rates) == two)
+def _same_programs(one: AnyAlgorithm, two: AnyAlgorithm) -> bool:
+    """Whether clients do the same under both. The rates of the six methods are sent to the clients
+    or are the server's, and so part of no program; one's own may be anywhere."""
+    if type(one) is type(two) and type(one) in ALGORITHMS.values():
+        rates = {name: getattr(two, name) for name in ("lr", "server_lr") if hasattr(one, name)}
+        changed: Any = one
+        return bool(replace(changed, **rates) == two)
+    return one is two
 
 
 _LARGE = 1_000_000  # parameters; six such clients side by side fill a GPU better than one

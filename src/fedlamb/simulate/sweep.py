@@ -51,14 +51,11 @@ def sweep(
             raise SettingError(f"grid[{name!r}]", values, "must be a list of values")
     combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     changed: Any = algorithm
-    return Sweep(
-        [
-            Point(values, seed, fit(replace(changed, **values), task, seed=seed, **options))
-            for values in combinations
-            for seed in seeds
-        ],
-        Together(compile),
-    )
+    points = []
+    for values, seed in product(combinations, seeds):
+        run = fit(replace(changed, **values), task, seed=seed, compile=compile, **options)
+        points.append(Point(values, seed, run))
+    return Sweep(points, Together(compile))
 
 
 class Sweep(Iterator[list[Round | None]]):
@@ -70,6 +67,10 @@ class Sweep(Iterator[list[Round | None]]):
 
     def __init__(self, points: Sequence[Point], together: "Together") -> None:
         self.points, self._together = list(points), together
+        apart: list[Run] = []
+        for run in (point.run for point in self.points if not _stacks(point.run)):
+            if not any(run.share_programs(other) for other in apart):
+                apart.append(run)
 
     def __iter__(self) -> "Sweep":
         return self
@@ -109,7 +110,6 @@ class Together:
             first = runs[members[0]]
             if not _stacks(first):
                 for i in members:
-                    runs[i].share_programs(first)
                     found[i] = next(runs[i])
                 continue
             if kind[0] not in self._stacks:
