@@ -47,12 +47,22 @@ def smooth():
         )  # fmt: skip
 
 
-def start(method, model, executor, device, dtype, clients, compile=False):
+def large():
+    """A network of a million parameters, of which a GPU runs six clients side by side."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 4200), nn.Tanh(), nn.Linear(4200, 4))
+
+
+def task_of(model, device, dtype):
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(256, (240, 1, 16, 16), generator=draw, dtype=torch.uint8)
     y = torch.arange(240) % 4
     module = copy.deepcopy(model).to(device, dtype)
-    task = fl.Task(module, (x, y), (x, y), inputs=fl.Images((120.0,), (60.0,), crop=2))
+    return fl.Task(module, (x, y), (x, y), inputs=fl.Images((120.0,), (60.0,), crop=2))
+
+
+def start(method, task, executor, clients, compile=False):
     return fl.fit(
         method, task, clients=clients, rounds=10, batch_size=16, fraction=0.5,
         executor=executor, compile=compile,
@@ -104,7 +114,7 @@ def check_sharing(model, clients):
     for method in (fl.FedSGD(lr=0.003), fl.FedLAMB(lr=0.001), fl.Mime(lr=0.00001)):
         for compile in (False, True):
             leave_rubbish()
-            options = (model, "loop", "cuda", torch.float32, clients, compile)
+            options = (task_of(model, "cuda", torch.float32), "loop", clients, compile)
             other = replace(method, lr=2 * method.lr)
             first, sharing = start(method, *options), start(other, *options)
             assert sharing.share_programs(first)
@@ -129,7 +139,7 @@ def main():
         "mlp": (build_model("mlp", (1, 16, 16), 4, hidden=[20]), both),
         "cnn": (build_model("cnn", (1, 16, 16), 4), both[:1]),
         "smooth": (smooth(), both),
-        "large": (build_model("mlp", (1, 16, 16), 4, hidden=[4200]), both),  # runs on six lanes
+        "large": (large(), both),
     }
     for name, (model, kinds) in models.items():
         for split, clients in (("equal", equal), ("ragged", ragged)):
@@ -145,7 +155,7 @@ def main():
                 for dtype, tolerance in kinds:
                     leave_rubbish()
                     runs = [
-                        start(method, model, executor, device, dtype, clients)
+                        start(method, task_of(model, device, dtype), executor, clients)
                         for executor, device in (
                             ("loop", "cpu"),
                             ("loop", "cuda"),
@@ -153,8 +163,8 @@ def main():
                         )
                     ]
                     if name == "large":
-                        compiled = start(method, model, "loop", "cuda", dtype, clients, True)
-                        runs.append(compiled)
+                        task = task_of(model, "cuda", dtype)
+                        runs.append(start(method, task, "loop", clients, compile=True))
                     found = [[r.metrics["train_loss"] for r in run] for run in runs]
                     largest = 0.0
                     for other, losses in zip(runs[1:], found[1:], strict=True):
