@@ -193,9 +193,10 @@ def test_a_sweep_gives_what_separate_runs_give_and_goes_on_where_it_was(tmp_path
     assert drawn.stdout.splitlines()[:7] == again.stdout.splitlines()[-9:-2]
     assert drawn.stdout.count("    2 │") == 2  # seeds of each point
     assert "lr = 0.03" in (tmp_path / "s/report.html").read_text()
-    resumed = command("resume", f"{tmp_path}/s")
-    assert resumed.returncode == 2
-    assert "holds a sweep; it goes on by the command that began it" in resumed.stderr
+    resumed = command("resume", f"{tmp_path}/s")  # nothing is left of it
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout == drawn.stdout + f"Sweep folder: {tmp_path}/s\n"
+    assert command("resume", f"{tmp_path}/s", "--workers", "2").returncode == 2
 
 
 def test_a_run_that_ends_far_below_its_best_says_what_may_keep_it(tmp_path):
@@ -215,7 +216,8 @@ def test_a_run_that_ends_far_below_its_best_says_what_may_keep_it(tmp_path):
     assert again.returncode == 0, again.stderr  # what it names can be given
 
 
-def test_a_sweep_that_is_killed_goes_on_to_the_same_trials(tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_goes_on_to_the_same_trials(tmp_path, stop):
     options = ("sweep", "-m", "mime", *SMALL, "-s", "federation.rounds=80", "-g", "lr=0.001,0.01")
     assert command(*options, "-o", f"{tmp_path}/whole").returncode == 0
     begun = subprocess.Popen(
@@ -225,14 +227,16 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_trials(tmp_path):
     saved = tmp_path / "killed/partial"
     while len(list(saved.glob("*/checkpoint.safetensors"))) < 2 and begun.poll() is None:
         time.sleep(0.01)
-    begun.kill()
-    assert begun.wait() == -signal.SIGKILL  # it was not done yet
+    begun.send_signal(stop)
+    code = begun.wait()
+    assert code == (-stop if stop == signal.SIGKILL else 130)  # it was not done yet
     told = command("report", f"{tmp_path}/killed")
     assert told.returncode == 2
     assert "holds no finished trial yet" in told.stderr
-    done = command(*options, "-o", f"{tmp_path}/killed")
+    again = ("resume",) if stop == signal.SIGKILL else (*options, "-o")
+    done = command(*again, f"{tmp_path}/killed")
     assert done.returncode == 0, done.stderr
-    assert "went on from round" in done.stdout
+    assert "going on after round" in done.stdout
     assert not saved.exists()
     one, two = (
         [json.loads(text) for text in (tmp_path / name / "trials.jsonl").read_text().splitlines()]
@@ -350,6 +354,12 @@ def test_data_list_prepare_and_split(tmp_path):
 
 
 BAD_CALLS = {
+    "axis twice": (("sweep", "-g", "lr=0.1", "-g", "lr=0.2"), "--grid = 'lr': must be given once"),
+    "axis of another part": (("sweep", "-g", "rounds=1,2"), "--grid = 'rounds': is unknown; known"),
+    "sweep without its data": (
+        ("sweep", "-p", "mnist-mlp-iid", "--data-root", "nowhere", "-o", "x"),
+        "nowhere",
+    ),
     "value twice": (("sweep", "-g", "lr=0.1,1e-1"), "must name each value once, and has 0.1 twice"),
     "bad grid": (("sweep", "-g", "lr"), "--grid = 'lr': must be KEY=A,B,C"),
     "bad value in a grid": (("sweep", "-g", "lr=0.1,-1"), "algorithms.fed-lamb.lr = -1: must be"),
@@ -368,7 +378,7 @@ BAD_CALLS = {
     "fraction 0": (("run", "-s", "federation.fraction=0"), "federation.fraction = 0: must be"),
     "fraction 2": (("run", "-s", "federation.fraction=2"), "federation.fraction = 2: must be"),
     "too many clients": (("run", "-s", "split.clients=9999"), "split.clients = 9999: needs 19998"),
-    "no run folder": (("resume", "nowhere"), "RUN = 'nowhere': must be a folder made by"),
+    "no run folder": (("resume", "nowhere"), "FOLDER = 'nowhere': must be a folder made by"),
     "rate for all in compare": (
         ("compare", "-s", "algorithm.lr=0.1"),
         "algorithm = {'lr': 0.1}: is for `run`, with its one method; here give "

@@ -112,4 +112,4 @@ def test_a_sweep_is_ranked_by_its_mean_over_seeds_and_drawn_along_its_grid(tmp_p
     text = (tmp_path / "report.html").read_text()
     assert "<td>&lt;b&gt;</td>" in text
     assert "Sweep: fed-lamb" in text
-    assert "3 points of the grid, 2 rounds, n = 2 seed(s)" in text
+    assert "3 points of the grid, 2 rounds, n = 2 for each point; mean ±" in text

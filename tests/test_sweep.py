@@ -94,7 +94,7 @@ def test_later_sweeps_use_the_same_programs_also_where_they_differ_otherwise() -
         ({"grid": {"rate": [1]}}, "grid = 'rate': must name fields of the algorithm"),
         ({"grid": {"lr": []}}, r"grid\['lr'\] = \[\]: must be a list of values"),
         ({"grid": {"lr": [-1.0]}}, "lr = -1.0: must be a positive number"),
-        ({"grid": {}, "seeds": ()}, "seeds = .*: must name at least one seed"),
+        ({"grid": {}, "seeds": ()}, "seeds = .*: must name one or more seeds"),
     ],
 )
 def test_mistakes_are_told(changes: Any, message: str) -> None:
@@ -132,5 +132,8 @@ def test_a_sweep_asked_for_loops_has_loops(monkeypatch: pytest.MonkeyPatch) -> N
     assert done[0].number == 1
     with pytest.raises(ZeroDivisionError):
         next(fl.sweep(fl.FedSGD(lr=0.1), task, **options))
-    with pytest.raises(fl.SettingError, match="for example"):
-        fl.sweep(fl.FedSGD(lr=0.1), task, seeds=3, **options)  # type: ignore[arg-type]
+    for seeds in (3, (0, 0)):
+        with pytest.raises(fl.SettingError, match="for example"):
+            fl.sweep(fl.FedSGD(lr=0.1), task, seeds=seeds, **options)  # type: ignore[arg-type]
+    with pytest.raises(fl.SettingError, match="each value once"):
+        fl.sweep(fl.FedSGD(lr=0.1), task, **options | {"grid": {"lr": [0.1, 1e-1]}})

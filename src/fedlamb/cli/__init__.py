@@ -12,7 +12,7 @@ from ..errors import SettingError
 from ..settings import presets
 from ..simulate.crew import CrewError
 from ..simulate.saying import leads
-from . import data, reports, reproduce, runs, sweeps, theory
+from . import data, folders, reproduce, runs, sweeps, theory
 from .workers import follow_quietly
 
 app = typer.Typer(
@@ -27,8 +27,8 @@ for function in (
     runs.compare,
     runs.run,
     sweeps.sweep,
-    runs.resume,
-    reports.report,
+    folders.resume,
+    folders.report,
     reproduce.reproduce,
     theory.theory,
 ):

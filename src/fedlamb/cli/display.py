@@ -40,6 +40,16 @@ def decoding(name: str) -> Iterator[Report]:
 
 
 @contextmanager
+def stop_at_once() -> Iterator[None]:
+    """A termination signal is taken as Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def stop_after_round() -> Iterator[Callable[[], bool]]:
     """Ctrl-C or a termination signal stops after the round; a second Ctrl-C stops at once."""
     asked = False

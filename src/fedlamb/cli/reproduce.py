@@ -33,7 +33,7 @@ from ..reproduce.study import (
 from ..reproduce.trials import Bench
 from ..simulate.sweep import Together
 from ..simulate.work import assignments
-from .display import console, decoding, progress
+from .display import console, decoding, progress, stop_at_once
 from .runs import DataRoot, Device
 from .workers import seconds_of_clients
 
@@ -124,7 +124,7 @@ def reproduce(
     results.mkdir(parents=True, exist_ok=True)
     try:
         for part in wanted:
-            with locked(place.path(part.panel)):
+            with locked(place.path(part.panel)), stop_at_once():
                 _run(part, place, engine)
             _show(part, place)
     except KeyboardInterrupt:

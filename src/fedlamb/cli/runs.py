@@ -75,7 +75,6 @@ Workers = Annotated[
         "measurement finds fastest.",
     ),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A folder made by run or compare.")]
 
 
 def compare(
@@ -142,16 +141,10 @@ def run(
     _start(experiment, out or new_folder(preset, method))
 
 
-def resume(
-    folder: Folder,
-    data_root: DataRoot = None,
-    device: Device = None,
-    workers: Workers = None,
+def resume_run(
+    folder: Path, data_root: Path | None, device: str | None, workers: str | None
 ) -> None:
-    """Go on with a run that was interrupted or killed, to the same bits as an unbroken one.
-
-    On the same machine with the same device and workers, that is; otherwise to rounding.
-    """
+    """Goes on with a run or a comparison."""
     experiment = experiment_of(folder, with_options((), data_root, device, workers))
     with ExitStack() as held:
         if leads():
@@ -282,12 +275,9 @@ def _place(experiment: Experiment, folder: Path, method: str) -> Path:
 def experiment_of(folder: Path, changes: Sequence[str] = ()) -> Experiment:
     """The settings that a run folder was made with, and these changes."""
     path = folder / "settings.json"
-    if (folder / "sweep.json").is_file():
-        right = "holds a sweep; it goes on by the command that began it, with this folder as --out"
-        raise SettingError("run folder", str(folder), right)
     if not path.is_file():
         raise SettingError(
-            "RUN", str(folder), "must be a folder made by fedlamb run or compare (no settings.json)"
+            "FOLDER", str(folder), "must be a folder made by fedlamb run, compare or sweep"
         )
     return load_experiment(str(path), changes)
 

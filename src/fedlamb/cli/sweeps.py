@@ -3,8 +3,8 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,9 +23,9 @@ from ..report.table import percent
 from ..reproduce.panels import PAPER
 from ..reproduce.study import short_name
 from ..reproduce.trials import Bench
-from ..settings import Experiment, build_algorithm, load_experiment
+from ..settings import Experiment, build_algorithm, load_experiment, validate
 from ..simulate.sweep import Together
-from .display import console, decoding
+from .display import console, decoding, stop_at_once
 from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options
 
 
@@ -54,20 +54,44 @@ def sweep(
 
     Results are those of separate runs. Prints the best points, by the mean over seeds of the best
     test accuracy, and writes a folder with trials.jsonl, a line per trial, and report.html, with
-    accuracy along the grid and the best curves. A sweep that was stopped goes on when it is started
-    again with the same --out, from the round that was saved last (a twentieth of the time goes
+    accuracy along the grid and the best curves. A sweep that was stopped goes on by `fedlamb
+    resume`; one that was killed, from the round that was saved last (a twentieth of the time goes
     into saving).
 
     Example: fedlamb sweep -m fed-lamb -g lr=0.01,0.03,0.1 -g weight_decay=0,0.01 --seeds 3
     """
     if method not in ALGORITHMS:
         raise unknown_name("method", method, ALGORITHMS)
-    table = dict(_axis(text) for text in grid or ()) or PAPER[method]
+    table = _table(method, grid or ())
     settings = with_options(changes or (), data_root, device, None)
     experiments = [load_experiment(preset, [*settings, f"seed={seed}"]) for seed in range(seeds)]
     if method not in experiments[0].algorithms:
         experiments = [e.with_method(method, _first(table)) for e in experiments]
+    facts = {
+        "method": method,
+        "grid": table,
+        "seeds": seeds,
+        "settings": experiments[0].only(method).complete(),
+    }
     folder = out or new_folder(preset, f"sweep-{method}")
+    _carry_out(folder, facts, experiments)
+
+
+def resume_sweep(folder: Path, data_root: Path | None, device: str | None) -> None:
+    """Goes on with a sweep that was stopped."""
+    facts = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    settings = facts["settings"]
+    settings["data"] |= {"root": str(data_root.absolute())} if data_root else {}
+    settings["engine"] |= {"device": device} if device else {}
+    experiments = [validate({**settings, "seed": seed}) for seed in range(facts["seeds"])]
+    _carry_out(folder, facts, experiments, begun=True)
+
+
+def _carry_out(
+    folder: Path, facts: dict[str, Any], experiments: list[Experiment], begun: bool = False
+) -> None:
+    """Runs what is left of a sweep, then shows the results."""
+    method, table = facts["method"], facts["grid"]
     points = [
         (dict(zip(table, values, strict=True)), experiment)
         for values in product(*table.values())
@@ -75,20 +99,18 @@ def sweep(
     ]
     for values, experiment in points:  # everything that can be wrong is wrong at once
         build_algorithm(method, {**experiment.algorithms[method], **values})
-    facts = {
-        "method": method,
-        "grid": table,
-        "seeds": seeds,
-        "settings": experiments[0].only(method).complete(),
-    }
-    _begin(folder, facts)
-    with locked(folder):
+    bench = Bench(Together(experiments[0].engine.compile))
+    with decoding(experiments[0].data.name) as told:
+        bench.points(method, points[:1], told)
+    if not begun:
+        _begin(folder, facts)
+    with locked(folder), stop_at_once():
         log = folder / "trials.jsonl"
         done = _finished(log)
         left = [p for p in points if _key(p[0], p[1].seed) not in done]
         if left:
             partial = [folder / "partial" / short_name(_key(v, e.seed)) for v, e in left]
-            for line in _told_when_stopped(_run(method, left, partial), folder):
+            for line in _told_when_stopped(_run(method, bench, left, partial), folder):
                 append_lines(log, line)
         shutil.rmtree(folder / "partial", ignore_errors=True)
         show_sweep(folder)
@@ -100,10 +122,23 @@ def _told_when_stopped(lines: Iterator[dict[str, Any]], folder: Path) -> Iterato
         yield from lines
     except KeyboardInterrupt:
         console.print(
-            f"Stopped; what is done is kept, and the same command with --out {folder} goes on.",
+            f"Stopped; what is done is kept. Go on with: fedlamb resume {folder}",
             soft_wrap=True,
         )
         raise typer.Exit(code=130) from None
+
+
+def _table(method: str, grid: Sequence[str]) -> dict[str, list[Any]]:
+    """Field of the method -> its values."""
+    known = [field.name for field in fields(ALGORITHMS[method])]
+    table: dict[str, list[Any]] = {}
+    for key, values in (_axis(text) for text in grid):
+        if key in table:
+            raise SettingError("--grid", key, "must be given once, with all of its values")
+        if key not in known:
+            raise unknown_name("--grid", key, known)
+        table[key] = values
+    return table or PAPER[method]
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
@@ -156,18 +191,19 @@ def _finished(log: Path) -> dict[str, dict[str, Any]]:
 
 
 def _run(
-    method: str, points: list[tuple[dict[str, Any], Experiment]], partial: list[Path]
+    method: str,
+    bench: Bench,
+    points: list[tuple[dict[str, Any], Experiment]],
+    partial: list[Path],
 ) -> Iterator[dict[str, Any]]:
     """A line for each trial, once all are done."""
-    bench = Bench(Together(points[0][1].engine.compile))
-    with decoding(points[0][1].data.name) as told:
-        trials = bench.points(method, points, told)
+    trials = bench.points(method, points)
     rounds = trials[0].run.rounds
     console.print(
         f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
     )
     begun = time.perf_counter()
-    begun_at: int | None = None
+    shown: int | None = None
     bars = Progress(
         TextColumn(method),
         BarColumn(),
@@ -181,14 +217,13 @@ def _run(
         bar = bars.add_task("", total=rounds, best="")
 
         def on_round(number: int, total: int, best: float | None) -> None:
-            nonlocal begun_at
-            if begun_at is None:
-                begun_at = number - 1
-                if begun_at:
-                    console.print(f"went on from round {begun_at}")
-            bars.update(bar, completed=number, best=percent(best))
-            if not console.is_terminal and number % max(1, total // 10) == 0:
+            nonlocal shown
+            if shown is None and number > 1:
+                console.print(f"going on after round {number - 1}")
+            if number != shown and number % max(1, total // 10) == 0 and not console.is_terminal:
                 console.print(f"round {number}/{total}  best {percent(best)}")
+            shown = number
+            bars.update(bar, completed=number, best=percent(best))
 
         found = bench.run_together(trials, partial, on_round)
     seconds = time.perf_counter() - begun

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -41,10 +40,11 @@ def headings(grid: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def ranked(trials: Sequence[Trial]) -> list[Ranked]:
-    """The points, the best mean over seeds first."""
-    key = lambda trial: json.dumps(trial["values"])  # noqa: E731
-    points = [list(some) for _, some in groupby(sorted(trials, key=key), key)]
-    found = [Ranked(dict(some[0]["values"]), some) for some in points]
+    """The points, the best mean over seeds first; of equal ones, the first of the grid."""
+    points: dict[str, list[Trial]] = {}
+    for trial in trials:
+        points.setdefault(json.dumps(trial["values"]), []).append(trial)
+    found = [Ranked(dict(some[0]["values"]), some) for some in points.values()]
     return sorted(found, key=lambda point: -mean(point.best))
 
 
@@ -54,8 +54,9 @@ def write_sweep_page(path: Path, facts: Mapping[str, Any], trials: Sequence[Tria
     grid, settings, points = facts["grid"], facts["settings"], ranked(trials)
     said = (
         f"{facts['method']} on {settings['data']['name']}, {len(points)} points of the grid, "
-        f"{settings['federation']['rounds']} rounds, n = {facts['seeds']} seed(s) for each point"
+        f"{settings['federation']['rounds']} rounds, n = {facts['seeds']} for each point"
     )
+    said += "; mean ± sample standard deviation over seeds" if facts["seeds"] > 1 else ""
     write_html(
         path,
         title=f"Sweep: {settings.get('title') or facts['method']}",
@@ -94,7 +95,7 @@ def _along_the_grid(grid: Mapping[str, Sequence[Any]], points: Sequence[Ranked])
         )
     numbers = [v for v in grid[first] if isinstance(v, int | float) and v > 0]
     wide = len(numbers) == len(grid[first]) and max(numbers) >= 10 * min(numbers)
-    figure.update_xaxes(type="log" if wide else None)
+    figure.update_xaxes(type="log" if wide else None, tickvals=numbers or None)
     bars = ", bars from the lowest to the highest seed" if len(points[0].trials) > 1 else ""
     return _laid_out(figure, f"Best test accuracy by {first}{bars}", first, len(lines) > 1)
 

@@ -154,10 +154,10 @@ class Run(Iterator[Round]):
         return Distributed(own, share, self.weighting)
 
     def share_programs(self, other: "Run") -> bool:
-        """Goes on with what another run has compiled and recorded, where the two differ in rate,
-        seed and split alone; of a run on the same data and model, with what it has of those.
+        """Takes over what another run has compiled and recorded; says whether it could take all.
 
-        Says whether all was shared.
+        All, where the runs have the same data, model and method and differ in rates, seed, split
+        and start alone; only the model's part under another method; nothing otherwise.
         """
         one, two = self._executor, other._executor
         return isinstance(one, Loop) and isinstance(two, Loop) and one.share(two)

@@ -38,17 +38,20 @@ def sweep(
 
     grid: field of the algorithm -> its values, for example {"lr": [0.01, 0.03]}.
     seeds: for example (0, 1, 2).
+    compile: whether programs are compiled first, as for `fit`.
     options: as for `fit`: clients, rounds, fraction, batch_size, epochs, weighting, executor.
     Models with buffers such as batch norm's, or in reduced precision, are run one after another.
     """
-    if isinstance(seeds, int) or not seeds:
-        raise SettingError("seeds", seeds, "must name at least one seed, for example (0, 1, 2)")
+    if isinstance(seeds, int) or not seeds or len(set(seeds)) < len(seeds):
+        raise SettingError("seeds", seeds, "must name one or more seeds, for example (0, 1, 2)")
     for name, values in grid.items():
         known = [f.name for f in fields(algorithm)]  # type: ignore[arg-type]
         if name not in known:
             raise SettingError("grid", name, f"must name fields of the algorithm: {known}")
         if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
             raise SettingError(f"grid[{name!r}]", values, "must be a list of values")
+        if any(value in list(values)[:i] for i, value in enumerate(values)):
+            raise SettingError(f"grid[{name!r}]", values, "must name each value once")
     combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     changed: Any = algorithm
     points = []
