@@ -51,7 +51,14 @@ def test_every_method_passes_90_percent_on_the_digits(method):
     assert max(r.metrics["test_accuracy"] for r in run) > 0.9
 
 
-def test_rounds_that_were_not_saved_are_run_again_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("death", "saved"),
+    [(RuntimeError("as good as killed"), 1), (KeyboardInterrupt(), 5)],
+    ids=["killed", "Ctrl-C"],
+)
+def test_rounds_that_were_not_saved_are_run_again_to_the_same_bits(
+    death: BaseException, saved: int, tmp_path: Path
+) -> None:
     small = Small()
 
     def run() -> fl.Run:
@@ -61,7 +68,7 @@ def test_rounds_that_were_not_saved_are_run_again_to_the_same_bits(tmp_path: Pat
     def conducted(folder: RunFolder, dies_after: int | None = None) -> fl.Run:
         def on_round(done: Any) -> None:
             if done.number == dies_after:
-                raise KeyboardInterrupt
+                raise death
 
         one = run()
         if not folder.journal.exists():
@@ -71,12 +78,12 @@ def test_rounds_that_were_not_saved_are_run_again_to_the_same_bits(tmp_path: Pat
 
     whole = conducted(RunFolder(tmp_path / "whole"))
     broken = RunFolder(tmp_path / "broken")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(death)):
         conducted(broken, dies_after=5)
     assert len(broken.metrics()) == 5
     resumed = run()
     broken.journal.read(resumed)
-    assert resumed.number == 1
+    assert resumed.number == saved
     again = conducted(RunFolder(tmp_path / "broken"))
     for name, value in whole.params.items():
         assert torch.equal(again.params[name], value)
