@@ -34,7 +34,7 @@ def stack(tensors: list[Tensor], dim: int = 0) -> Any:
     return torch.ops.fedlamb.stack(tensors) if tensors[0].dim() == 0 else NotImplemented
 
 
-define("stack(Tensor[] tensors) -> Tensor", torch.stack, torch.stack)
+define("stack(Tensor[] tensors) -> Tensor", torch.stack, torch.stack, devices=("CPU", "CUDA"))
 
 DECOMPOSITIONS: dict[Any, Any] = {
     aten._foreach_lerp.Scalar: lerp,
