@@ -100,8 +100,9 @@ def _carry_out(
     for values, experiment in points:  # everything that can be wrong is wrong at once
         build_algorithm(method, {**experiment.algorithms[method], **values})
     bench = Bench(Together(experiments[0].engine.compile))
-    with decoding(experiments[0].data.name) as told:
-        bench.points(method, points[:1], told)
+    if not (folder / "sweep.json").is_file():  # what is missing is told before a folder is made
+        with decoding(experiments[0].data.name) as told:
+            bench.points(method, points[:1], told)
     if not begun:
         _begin(folder, facts)
     with locked(folder), stop_at_once():
@@ -197,7 +198,8 @@ def _run(
     partial: list[Path],
 ) -> Iterator[dict[str, Any]]:
     """A line for each trial, once all are done."""
-    trials = bench.points(method, points)
+    with decoding(points[0][1].data.name) as told:
+        trials = bench.points(method, points, told)
     rounds = trials[0].run.rounds
     console.print(
         f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
@@ -244,7 +246,7 @@ def show_sweep(folder: Path) -> None:
     facts = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     trials = list(_finished(folder / "trials.jsonl").values())
     if not trials:
-        right = "holds no finished trial yet; the command that began the sweep goes on with it"
+        right = f"holds no finished trial yet; fedlamb resume {folder} goes on with it"
         raise SettingError("sweep folder", str(folder), right)
     points = ranked(trials)
     shown = f"the best {_SHOWN} of {len(points)}" if len(points) > _SHOWN else f"{len(points)}"
