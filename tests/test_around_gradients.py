@@ -118,3 +118,29 @@ def test_of_many_kinds_of_rounds_only_some_are_compiled(monkeypatch: pytest.Monk
     found, steps = after(fl.FedSGD(lr=0.1), 2, compiled=True)
     assert steps._known == {}
     assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+
+
+def test_the_model_is_compiled_for_few_sizes_of_batches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+
+    def compile(model: Any, **options: Any) -> Any:
+        def run(x: Tensor) -> Any:
+            seen.append(len(x))
+            return model(x)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile)
+    given = task()
+    compiled, plain = Autograd(given, compile=True), Autograd(given)
+    for size in (*range(1, 10), 1, 9):
+        batch = Batch(torch.arange(size), key=torch.tensor(7))
+        one, _, loss = compiled.minibatch(given.params, given.buffers, batch)
+        two, _, expected = plain.minibatch(given.params, given.buffers, batch)
+        assert loss == expected
+        assert all(torch.equal(one[name], two[name]) for name in two)
+    assert seen == [1, 2, 3, 4, 5, 6, 1]
+    said = capsys.readouterr().err
+    assert said.count("compiling the model") == said.count("more than 6 sizes") == 1

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F  # noqa: N812
 
 import fedlamb as fl
+from fedlamb.simulate.compiled_loop import program
 from fedlamb.simulate.compiled_loop.outputs import CompiledOutputs
 from fedlamb.simulate.compiled_loop.pooled_convolution import joined
 from fedlamb.simulate.compiled_loop.pooling import DECOMPOSITIONS
@@ -219,6 +220,23 @@ def test_a_step_along_a_product_becomes_part_of_it() -> None:
     assert "aten.addmm" in graph.code
     assert "aten.mm" not in graph.code
     assert torch.equal(graph(*given, torch.tensor(0.5)), step(*given, torch.tensor(0.5)))
+
+
+@compiles
+def test_the_steps_of_fed_sgd_are_taken_inside_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watched(graph: Any) -> Any:
+        seen.append(inside_products(graph).code)
+        return graph
+
+    monkeypatch.setattr(program, "inside_products", watched)
+    x, y = torch.linspace(-1, 1, 256).reshape(16, 1, 4, 4), torch.arange(16) % 4
+    task = fl.Task(build_model("mlp", (1, 4, 4), 4, hidden=[8]), (x, y), (x, y))
+    next(fl.fit(fl.FedSGD(lr=0.1), task, clients=[range(16)], rounds=1, compile=True))
+    of_steps = [code for code in seen if "nll_loss" in code]
+    # Two forward with their biases, two of the weights' steps; one product is that of the hidden.
+    assert [(code.count("aten.addmm"), code.count("aten.mm")) for code in of_steps] == [(4, 1)]
 
 
 @pytest.mark.parametrize("stop", ["turned", "used twice", "matrix", "row", "dtype", "constant"])

@@ -183,6 +183,7 @@ def _same_programs(one: AnyAlgorithm, two: AnyAlgorithm) -> bool:
 
 
 _LARGE = 1_000_000  # parameters; six such clients side by side fill a GPU better than one
+_SIZES = 6  # of batches that the model is compiled for; a size takes seconds, up to half a minute
 
 
 class _Lane:
@@ -222,8 +223,9 @@ class Autograd:
 
     def __init__(self, task: Task, compile: bool = False) -> None:
         self.task, self.model = task, copy.deepcopy(task.model)
-        self._call: Any = torch.compile(self.model, dynamic=False) if compile else self.model
-        self._compiles = compile
+        self._compiled: Any = torch.compile(self.model, dynamic=False) if compile else None
+        self._sizes: set[tuple[bool | None, int]] = set()
+        self._refused = False
         self.x, self.y = task.train
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
@@ -257,11 +259,8 @@ class Autograd:
     def _gradient(self, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
         for parameter, value in zip(self._trained, params.values(), strict=True):
             parameter.data = value
-        if self._compiles and leads():
-            say("compiling the model …")  # in its first pass, and again for other sizes of batches
-        self._compiles = False
         x, y = self.x.index_select(0, batch.rows), self.y.index_select(0, batch.rows)
-        loss = self.task.loss(self.task.outputs(self._call, x, batch.draws), y)
+        loss = self.task.loss(self.task.outputs(self._model_for(len(y)), x, batch.draws), y)
         gradient = torch.autograd.grad(loss, self._trained, allow_unused=True)
         of = {
             # None where this loss does not reach the parameter. The layout is always that of the
@@ -270,6 +269,21 @@ class Autograd:
             for name, g in zip(params, gradient, strict=True)
         }
         return of, loss.detach()
+
+    def _model_for(self, size: int) -> Any:
+        """Compiled for batches of this size; as it is where there are too many sizes."""
+        kind = self._training, size
+        if self._compiled is None or kind in self._sizes:
+            return self._compiled or self.model
+        if not self._sizes and leads():
+            say("compiling the model …")
+        if len(self._sizes) < _SIZES:
+            self._sizes.add(kind)
+            return self._compiled
+        if not self._refused and leads():
+            say(f"batches of more than {_SIZES} sizes: compiled for the first {_SIZES} alone")
+        self._refused = True
+        return self.model
 
     def _load(self, buffers: Tree) -> Tree:
         if not self._owners:

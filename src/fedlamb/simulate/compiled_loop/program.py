@@ -15,7 +15,7 @@ from ..saying import compiling
 from .lists import DECOMPOSITIONS as LISTS
 from .pooled_convolution import joined
 from .pooling import DECOMPOSITIONS as POOLS
-from .updates import inside_products
+from .updates import ONE_BY_ONE, inside_products
 
 Program = Callable[..., list[Tensor]]
 
@@ -35,7 +35,7 @@ def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Prog
     at = [example.data_ptr() for example in examples]
     apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
     if on_cpu:
-        traced = joined(inside_products(make_fx(function)(*apart)))
+        traced = joined(inside_products(make_fx(function, decomposition_table=ONE_BY_ONE)(*apart)))
     else:
         traced = make_fx(function, decomposition_table=LISTS)(*apart)
 

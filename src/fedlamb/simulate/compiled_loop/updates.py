@@ -7,9 +7,22 @@ W + s · (A B) as it stands writes the product, as large as the weights, and rea
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
+
+
+def _mul(tensors: list[Tensor], scale: Tensor) -> list[Tensor]:
+    return [tensor * scale for tensor in tensors]
+
+
+def _add(one: list[Tensor], two: list[Tensor], alpha: float = 1) -> list[Tensor]:
+    return [torch.add(a, b, alpha=alpha) for a, b in zip(one, two, strict=True)]
+
+
+ONE_BY_ONE: dict[Any, Any] = {aten._foreach_mul.Tensor: _mul, aten._foreach_add.List: _add}
+"""For `make_fx`: the steps of a list of weights one by one; each may go into its product."""
 
 
 def inside_products(graph: GraphModule) -> GraphModule:
