@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedlamb as fl
-from fedlamb.experiment import build_run
+from fedlamb.errors import SettingError
+from fedlamb.experiment import build_run, device_of
 from fedlamb.records import RunFolder
-from fedlamb.settings import load_experiment
+from fedlamb.settings import Engine, load_experiment
 from formats import pictures, write_idx
 
 ENDLESS = ("-s", "federation.rounds=100000")
@@ -436,6 +437,17 @@ def test_the_number_of_workers_is_measured_and_kept(
     assert json.loads((out / "settings.json").read_text())["engine"]["workers"] == 1
     wrong = command("run", "-w", "none", "-o", str(tmp_path / "other"))
     assert "must be a whole number from 1 on, or 'auto'" in wrong.stderr
+
+
+def test_workers_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_of(Engine(device="cuda", workers=2)) == torch.device("cuda", 1)
+    with pytest.raises(SettingError, match=r"engine\.workers = 3: must be at most 2, the GPUs"):
+        device_of(Engine(device="cuda", workers=3))
+    with pytest.raises(SettingError, match=r"'cuda:0': is one GPU for 2 workers"):
+        device_of(Engine(device="cuda:0", workers=2))
 
 
 def test_more_workers_than_clients_and_files_for_folders_are_told(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ def device_of(engine: Engine) -> torch.device:
     if device.type == "cuda":
         there = torch.cuda.device_count()
         index = device.index
+        workers = 1 if engine.workers == "auto" else engine.workers
+        if workers > 1 and index is not None:
+            right = f"is one GPU for {workers} workers; cuda gives each its own"
+            raise SettingError("engine.device", name, right)
+        if workers > there > 0:
+            right = f"must be at most {there}, the GPUs that torch sees; or use --device cpu"
+            raise SettingError("engine.workers", workers, right)
         if index is None:
             index = int(os.environ.get("LOCAL_RANK", "0"))
         if index >= there:
