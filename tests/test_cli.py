@@ -459,3 +459,23 @@ def test_more_workers_than_clients_and_files_for_folders_are_told(tmp_path: Path
     wrong = command("reproduce", "fig2", "--results", str(tmp_path / "file"))
     assert wrong.returncode == 2
     assert "is a file, and must be a folder" in wrong.stderr
+
+
+def test_a_long_round_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedlamb.cli import display
+
+    with display.progress() as shown:
+        shown.begin("fed-lamb", 100, 3)
+        shown.client(1, 25)
+        monkeypatch.setattr(display, "_SILENCE", -1.0)
+        shown.client(2, 25)
+        shown.rounds(4, 0.5)
+        shown.client(1, 25)
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert said == [
+        "fed-lamb round 4/100 client 2/25",
+        "fed-lamb round 4/100 best 50.0 %",
+        "fed-lamb round 5/100 client 1/25",
+    ]

@@ -93,7 +93,7 @@ def kept(*lines: Any) -> list[tuple[float, ...]]:
     return [tuple(values.values()) for values in survivors(lines, "test")]
 
 
-def test_near_points_three_rates_and_the_next_lower_one_go_on() -> None:
+def test_near_points_three_rates_and_the_next_ones_go_on() -> None:
     assert kept(*(line(lr, a) for lr, a in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8)))) == [
         (2,), (4,), (3,), (1,)
     ]  # fmt: skip
@@ -106,6 +106,12 @@ def test_near_points_three_rates_and_the_next_lower_one_go_on() -> None:
         for d in (0.0, 0.1)
     ]
     assert kept(*decayed) == [(0.03, 0.0), (0.03, 0.1), (0.05, 0.0), (0.01, 0.0)]
+    # The best rate is 4: 5 is next above it, and not yet far behind; 3 is next below.
+    four = {1: 0.89, 2: 0.88, 3: 0.5, 4: 0.9}
+    assert kept(*(line(lr, a) for lr, a in {**four, 5: 0.81, 6: 0.8}.items())) == [
+        (4,), (1,), (2,), (5,), (3,)
+    ]  # fmt: skip
+    assert (5,) not in kept(*(line(lr, a) for lr, a in {**four, 5: 0.79, 6: 0.85}.items()))
     assert kept(line(1.0, 0.2, 0.9, 0.1), line(2.0, 0.8, 0.8, 0.8))[0] == (1.0,)  # the best round
 
 

@@ -1,6 +1,7 @@
 """What a user sees while something runs, and how it is asked to stop."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -69,34 +70,45 @@ def stop_after_round() -> Iterator[Callable[[], bool]]:
 
 
 class Shown:
-    """A live display on a terminal; elsewhere a line for every tenth of a run."""
+    """A live display on a terminal; elsewhere a line now and then, and after long silence."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._name, self._total = "", 1
+        self._name, self._total, self._done = "", 1, 0
+        self._said = time.monotonic()
 
-    def begin(self, method: str, rounds: int, done: int) -> None:
-        """A method's run starts, or goes on after `done` rounds."""
-        self._name, self._total = method, rounds
-        self._bars.add_task(method, total=rounds, completed=done, accuracy="", now="")
-
-    def rounds(self, done: int, best: float | None) -> None:
-        """So many rounds of trials are done."""
-        self._bars.update(self._bars.task_ids[-1], completed=done, accuracy=percent(best), now="")
-        if not console.is_terminal and done % max(1, self._total // 5) == 0:
-            console.print(f"{self._name:16} round {done}/{self._total}  best {percent(best)}")
+    def begin(self, name: str, rounds: int, done: int) -> None:
+        """A run starts, or goes on after `done` rounds."""
+        self._name, self._total, self._done = name, rounds, done
+        self._said = time.monotonic()
+        self._bars.add_task(name, total=rounds, completed=done, accuracy="", now="")
 
     def client(self, done: int, cohort: int) -> None:
         """Some clients of the round are done; after the last one the model is tested."""
         now = f"client {done}/{cohort}" if done < cohort else "testing"
         self._bars.update(self._bars.task_ids[-1], now=now)
+        self._say(self._done + 1, now)
 
     def round(self, done: Round) -> None:
-        """A round is done."""
-        accuracy = percent(done.metrics.get("test_accuracy"))
-        self._bars.update(self._bars.task_ids[-1], completed=done.number, accuracy=accuracy, now="")
-        if not console.is_terminal and done.number % max(1, self._total // 10) == 0:
-            console.print(f"{self._name:10} round {done.number}/{self._total}  {accuracy}")
+        """A round of a run is done."""
+        self._now(done.number, percent(done.metrics.get("test_accuracy")), 10)
+
+    def rounds(self, done: int, best: float | None) -> None:
+        """So many rounds of trials are done."""
+        self._now(done, f"best {percent(best)}", 5)
+
+    def _now(self, done: int, accuracy: str, lines: int) -> None:
+        self._done = done
+        self._bars.update(self._bars.task_ids[-1], completed=done, accuracy=accuracy, now="")
+        self._say(done, accuracy, due=done % max(1, self._total // lines) == 0)
+
+    def _say(self, round: int, what: str, due: bool = False) -> None:
+        if not console.is_terminal and (due or time.monotonic() - self._said > _SILENCE):
+            self._said = time.monotonic()
+            console.print(f"{self._name:10} round {round}/{self._total}  {what}")
+
+
+_SILENCE = 20.0  # seconds
 
 
 @contextmanager

@@ -136,14 +136,16 @@ def reproduce(
 def _run(wanted: Wanted, place: Results, engine: dict[str, Any]) -> None:
     console.print(f"{wanted.panel.title} ({wanted.panel.id})")
     with decoding(wanted.panel.settings["data"]["name"]) as told, progress() as shown:
-        begun, bench = "", Bench(_together(engine["compile"]))
+        begun = ""
+        bench = Bench(_together(engine["compile"]), shown.client)
 
         def on_round(name: str, done: int, total: int, best: float | None) -> None:
             nonlocal begun
             if name != begun:
                 begun = name
                 shown.begin(name, total, 0)
-            shown.rounds(done, best)
+            if done:
+                shown.rounds(done, best)
 
         if not next_groups(wanted, place):
             console.print(f"Nothing to run: all trials are in {place.path(wanted.panel)}")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS
@@ -19,13 +18,12 @@ from ..files import append_lines, whole_lines
 from ..records import environment, locked, summary_of, write_json
 from ..report import page
 from ..report.sweep_page import headings, ranked, write_sweep_page
-from ..report.table import percent
 from ..reproduce.panels import PAPER
 from ..reproduce.study import short_name
 from ..reproduce.trials import Bench
 from ..settings import Experiment, build_algorithm, load_experiment, validate
 from ..simulate.sweep import Together
-from .display import console, decoding, stop_at_once
+from .display import console, decoding, progress, stop_at_once
 from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options
 
 
@@ -205,27 +203,16 @@ def _run(
         f"{len(trials)} trials of {method}, {rounds} rounds, on {trials[0].run.task.device}"
     )
     begun = time.perf_counter()
-    shown: int | None = None
-    bars = Progress(
-        TextColumn(method),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("best {task.fields[best]}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    with bars:
-        bar = bars.add_task("", total=rounds, best="")
+    with progress() as shown:
+        shown.begin(method, rounds, 0)
+        going_on: bool | None = None
 
         def on_round(number: int, total: int, best: float | None) -> None:
-            nonlocal shown
-            if shown is None and number > 1:
+            nonlocal going_on
+            if going_on is None and number > 1:
                 console.print(f"going on after round {number - 1}")
-            if number != shown and number % max(1, total // 10) == 0 and not console.is_terminal:
-                console.print(f"round {number}/{total}  best {percent(best)}")
-            shown = number
-            bars.update(bar, completed=number, best=percent(best))
+            going_on = number > 1
+            shown.rounds(number, best)
 
         found = bench.run_together(trials, partial, on_round)
     seconds = time.perf_counter() - begun

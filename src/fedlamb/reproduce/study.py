@@ -2,8 +2,9 @@
 
 Tuning is successive halving in three stages. First, every point of the paper's grid under one seed
 for a fifth of the rounds. Then, under the same seed for all rounds: the points within half a
-percentage point of the best (six at most), the best point of each of the three best rates, and that
-of the rate below the best one, since lower rates are slower at first and may end higher. Last, the
+percentage point of the best (six at most), the best point of each of the three best rates, that of
+the rate below the best one, since lower rates are slower at first and may end higher, and that of
+the rate above it, since higher ones swing, unless it is ten percentage points behind. Last, the
 three best of these under the other seeds. The point with the best mean is chosen. A narrow panel
 (ResNet-18) has part of the grid and a tenth of the rounds for its first stage; the best point goes
 on, and the second best if it lies within three percentage points, and then the better of the two
@@ -28,7 +29,7 @@ from .trials import Bench, Told
 
 Select = Literal["test", "validation"]
 SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
-_NEAR, _MOST, _RATES = 0.005, 6, 3
+_NEAR, _MOST, _RATES, _FAR = 0.005, 6, 3, 0.1
 _SEEDED = 3  # points that are run under all seeds
 _NARROW_NEAR, _NARROW_MOST, _NARROW_SEEDED = 0.03, 2, 1
 
@@ -73,9 +74,12 @@ def survivors(lines: Sequence[Line], select: str, narrow: bool = False) -> list[
     for line in ranked:
         of_rate.setdefault(line["values"]["lr"], line)  # the best one comes first
     lower = [rate for rate in of_rate if rate < best["values"]["lr"]]
+    higher = [rate for rate in of_rate if rate > best["values"]["lr"]]
+    above = of_rate[min(higher)] if higher else best
     near = [line for line in ranked if score(line, select) >= score(best, select) - _NEAR]
     kept = near[:_MOST] + list(of_rate.values())[:_RATES]
     kept += [of_rate[max(lower)]] if lower else []
+    kept += [above] if score(above, select) >= score(best, select) - _FAR else []
     return [line["values"] for line in ranked if line in kept]
 
 
@@ -190,6 +194,7 @@ def run_group(
     partial = [begun / f"{panel.figure}-{panel.name}-{short_name(key)}" for key in keys]
     if first.task.device.type == "cuda" and first.executor == "vectorised":
         name = f"{group.label} × {len(points)}"
+        told(name, 0, group.rounds, None)
         lines = bench.run_together(points, partial, lambda *now: told(name, *now))
         for number, rounds in enumerate(lines):
             keep(number, rounds)
@@ -198,6 +203,7 @@ def run_group(
     for number, point in enumerate(points):
         name = f"{group.label} {number + 1}/{len(points)}"
         alone: Told = lambda *now, name=name: told(name, *now)  # noqa: E731
+        alone(0, group.rounds, None)
         keep(number, bench.run_alone(point, partial[number], alone))
         shutil.rmtree(partial[number])
 

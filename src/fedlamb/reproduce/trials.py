@@ -9,6 +9,7 @@ from ..records import Pace, RunFolder, conduct
 from ..settings import Experiment
 from ..simulate.fit import Round, Run
 from ..simulate.sweep import Point, Sweep, Together
+from ..simulate.work import OnClient
 from ..tasks.datasets import Dataset
 from ..tasks.decoded import Report
 from ..tasks.task import Task
@@ -21,8 +22,8 @@ Told = Callable[[int, int, float | None], None]
 class Bench:
     """What the trials of a panel share: its data, a task and a split for each seed, programs."""
 
-    def __init__(self, together: Together) -> None:
-        self._together = together
+    def __init__(self, together: Together, on_client: OnClient = lambda done, cohort: None) -> None:
+        self._together, self._on_client = together, on_client
         self._plain: tuple[Dataset, Dataset] | None = None
         self._shared: dict[int, tuple[Task, Any]] = {}
         self._last: Run | None = None
@@ -106,6 +107,7 @@ class Bench:
         if self._last is not None:
             point.run.share_programs(self._last)
         self._last = point.run
+        point.run.on_client = self._on_client
         folder = _folder(partial, point)
         best = _best(folder)
 
