@@ -46,6 +46,7 @@ def test_other_rates_seeds_and_starts_share_programs(name: str, compile: bool) -
     assert sharing.share_programs(before)
     assert sharing._executor.gradients is before._executor.gradients
     assert sharing._executor._compiled is before._executor._compiled
+    assert sharing._outputs_of is before._outputs_of
     for one, two in zip(alone, sharing, strict=True):
         assert one.metrics == two.metrics
     for key, value in alone.params.items():
@@ -61,6 +62,7 @@ def test_another_algorithm_shares_gradients_alone() -> None:
         sharing.share_programs(before)
         assert sharing._executor.gradients is before._executor.gradients
         assert sharing._executor._compiled is not before._executor._compiled
+        assert sharing._outputs_of is before._outputs_of is not None
 
 
 def changed(kind: str) -> tuple[fl.Task, fl.Task]:

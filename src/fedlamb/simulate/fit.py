@@ -160,7 +160,12 @@ class Run(Iterator[Round]):
         and start alone; only the model's part under another method; nothing otherwise.
         """
         one, two = self._executor, other._executor
-        return isinstance(one, Loop) and isinstance(two, Loop) and one.share(two)
+        if not isinstance(one, Loop) or not isinstance(two, Loop):
+            return False
+        whole = one.share(two)
+        if one.gradients is two.gradients:
+            self._outputs_of = other._outputs_of
+        return whole
 
     @property
     def params(self) -> Tree:
