@@ -20,6 +20,7 @@ from fedlamb.reproduce.results import Results, choose, of_curve
 from fedlamb.reproduce.study import (
     Group,
     Wanted,
+    beside_the_best,
     experiment_of,
     horizon,
     next_groups,
@@ -93,7 +94,7 @@ def kept(*lines: Any) -> list[tuple[float, ...]]:
     return [tuple(values.values()) for values in survivors(lines, "test")]
 
 
-def test_near_points_three_rates_and_the_next_ones_go_on() -> None:
+def test_near_points_three_rates_and_the_next_lower_one_go_on() -> None:
     assert kept(*(line(lr, a) for lr, a in ((1, 0.5), (2, 0.9), (3, 0.7), (4, 0.8)))) == [
         (2,), (4,), (3,), (1,)
     ]  # fmt: skip
@@ -106,13 +107,31 @@ def test_near_points_three_rates_and_the_next_ones_go_on() -> None:
         for d in (0.0, 0.1)
     ]
     assert kept(*decayed) == [(0.03, 0.0), (0.03, 0.1), (0.05, 0.0), (0.01, 0.0)]
-    # The best rate is 4: 5 is next above it, and not yet far behind; 3 is next below.
-    four = {1: 0.89, 2: 0.88, 3: 0.5, 4: 0.9}
-    assert kept(*(line(lr, a) for lr, a in {**four, 5: 0.81, 6: 0.8}.items())) == [
-        (4,), (1,), (2,), (5,), (3,)
-    ]  # fmt: skip
-    assert (5,) not in kept(*(line(lr, a) for lr, a in {**four, 5: 0.79, 6: 0.85}.items()))
     assert kept(line(1.0, 0.2, 0.9, 0.1), line(2.0, 0.8, 0.8, 0.8))[0] == (1.0,)  # the best round
+
+
+def test_the_next_rates_to_either_side_of_the_best_whole_run_are_tried() -> None:
+    first = [line(lr, a) for lr, a in ((1, 0.9), (2, 0.85), (3, 0.8), (4, 0.75), (5, 0.3))]
+
+    def more(*whole: tuple[float, float]) -> list[float]:
+        lines = [line(lr, a, rounds=9) for lr, a in whole]
+        return [values["lr"] for values in beside_the_best(first, lines, "test")]
+
+    assert more((1, 0.95), (2, 0.96)) == [3]
+    assert more((1, 0.95), (2, 0.96), (3, 0.97)) == [4]
+    assert more((3, 0.97)) == [2, 4]
+    assert more((1, 0.95), (2, 0.96), (3, 0.95)) == []
+    assert more((3, 0.95), (4, 0.96)) == []  # 5 was far behind
+
+
+def test_both_rates_have_neighbours_and_the_best_decay_of_each_goes_on() -> None:
+    first = [
+        line(lr, 0.9 - s / 10 - d, values={"lr": lr, "server_lr": s, "weight_decay": d})
+        for lr in (1, 2, 3) for s in (0.1, 0.2) for d in (0.0, 0.1)
+    ]  # fmt: skip
+    whole = [line(2, 0.9, values={"lr": 2, "server_lr": 0.1, "weight_decay": 0.1})]
+    found = [tuple(values.values()) for values in beside_the_best(first, whole, "test")]
+    assert found == [(1, 0.1, 0.0), (3, 0.1, 0.0), (2, 0.2, 0.0)]
 
 
 def test_the_choice_is_the_best_mean_among_points_with_all_seeds() -> None:

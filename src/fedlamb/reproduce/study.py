@@ -2,13 +2,13 @@
 
 Tuning is successive halving in three stages. First, every point of the paper's grid under one seed
 for a fifth of the rounds. Then, under the same seed for all rounds: the points within half a
-percentage point of the best (six at most), the best point of each of the three best rates, that of
-the rate below the best one, since lower rates are slower at first and may end higher, and that of
-the rate above it, since higher ones swing, unless it is ten percentage points behind. Last, the
-three best of these under the other seeds. The point with the best mean is chosen. A narrow panel
-(ResNet-18) has part of the grid and a tenth of the rounds for its first stage; the best point goes
-on, and the second best if it lies within three percentage points, and then the better of the two
-under the other seeds.
+percentage point of the best (six at most), the best point of each of the three best rates, and that
+of the rate below the best one, since lower rates are slower at first and may end higher; then, for
+as long as there are any, the next rates to either side of the best of these, unless they were 20
+percentage points behind in the first stage. Last, the three best of all these under the other
+seeds. The point with the best mean is chosen. A narrow panel (ResNet-18) has part of the grid and a
+tenth of the rounds for its first stage; the best point goes on, and the second best if it lies
+within three percentage points, and then the better of the two under the other seeds.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from .trials import Bench, Told
 
 Select = Literal["test", "validation"]
 SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
-_NEAR, _MOST, _RATES, _FAR = 0.005, 6, 3, 0.1
+_NEAR, _MOST, _RATES, _FAR = 0.005, 6, 3, 0.2
 _SEEDED = 3  # points that are run under all seeds
 _NARROW_NEAR, _NARROW_MOST, _NARROW_SEEDED = 0.03, 2, 1
 
@@ -74,13 +74,32 @@ def survivors(lines: Sequence[Line], select: str, narrow: bool = False) -> list[
     for line in ranked:
         of_rate.setdefault(line["values"]["lr"], line)  # the best one comes first
     lower = [rate for rate in of_rate if rate < best["values"]["lr"]]
-    higher = [rate for rate in of_rate if rate > best["values"]["lr"]]
-    above = of_rate[min(higher)] if higher else best
     near = [line for line in ranked if score(line, select) >= score(best, select) - _NEAR]
     kept = near[:_MOST] + list(of_rate.values())[:_RATES]
     kept += [of_rate[max(lower)]] if lower else []
-    kept += [above] if score(above, select) >= score(best, select) - _FAR else []
     return [line["values"] for line in ranked if line in kept]
+
+
+def beside_the_best(
+    first: Sequence[Line], whole: Sequence[Line], select: str
+) -> list[dict[str, Any]]:
+    """The points of the first stage whose rate, or server's rate, is next to that of the best whole
+    run, as far as none with these rates has been run whole, and they were not far behind."""
+    best = max(whole, key=lambda line: score(line, select))["values"]
+    least = max((score(line, select) for line in first), default=0.0) - _FAR
+    rates = [name for name in ("lr", "server_lr") if name in best]
+    tried = [[line["values"][name] for name in rates] for line in whole]
+    found = []
+    for name in rates:
+        steps = sorted({line["values"][name] for line in first})
+        at = steps.index(best[name]) if best[name] in steps else len(steps)
+        for rate in steps[max(0, at - 1) : at] + steps[at + 1 : at + 2]:
+            point = [{**best, name: rate}[n] for n in rates]
+            there = [line for line in first if [line["values"][n] for n in rates] == point]
+            nearest = max(there, key=lambda line: score(line, select), default=None)
+            if nearest and point not in tried and score(nearest, select) >= least:
+                found.append(nearest["values"])
+    return found
 
 
 def searches(wanted: Wanted, curve: Curve, results: Results) -> bool:
@@ -131,17 +150,21 @@ def _stages(
     narrow = wanted.panel.narrow
     grid, short = curve.grid(narrow), horizon(wanted.rounds, narrow)
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    first: list[Line] = []
     if short < wanted.rounds and len(points) > 1:
         yield "grid", short, [(values, 0) for values in points]
         keys = {_key(curve.method, values, 0, short, wanted.select) for values in points}
         first = [line for key, line in done.items() if key in keys]
         points = survivors(first, wanted.select, narrow)
     seeded = _NARROW_SEEDED if narrow else _SEEDED
-    if len(points) > seeded:
-        yield "whole", wanted.rounds, [(values, 0) for values in points]
-        keys = {_key(curve.method, values, 0, wanted.rounds, wanted.select) for values in points}
-        whole = [line for key, line in done.items() if key in keys]
-        ranked = sorted(whole, key=lambda line: -score(line, wanted.select))
+    if len(points) > seeded or (first and not narrow):
+        ranked: list[Line] = []
+        while points:
+            yield "whole", wanted.rounds, [(values, 0) for values in points]
+            keys = {_key(curve.method, v, 0, wanted.rounds, wanted.select) for v in points}
+            ranked += [line for key, line in done.items() if key in keys]
+            ranked.sort(key=lambda line: -score(line, wanted.select))
+            points = [] if narrow else beside_the_best(first, ranked, wanted.select)
         points = [line["values"] for line in ranked[:seeded]]
     yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
 
