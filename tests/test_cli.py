@@ -423,18 +423,20 @@ def test_the_number_of_workers_is_measured_and_kept(
     experiment = load_experiment("digits", ["federation.rounds=1"])
     federation = build_run(experiment, "fed-sgd")
     before = torch.get_num_threads()
+    monkeypatch.setattr(workers, "_START", 1e6)
     number, why = workers.best_number(federation, 1)
-    assert number == 1  # seconds of starting for a fraction of a second of work
+    assert number == 1  # long to start for little to do
     assert re.fullmatch(r"estimated for the whole: 1: \d+ s, 2: \d+ s", why)
     assert torch.get_num_threads() == before
     assert federation.number == 0
-    monkeypatch.setattr(workers, "_START", -100.0)
+    monkeypatch.setattr(workers, "_START", -1e6)
     assert workers.best_number(federation, 1)[0] == 2
-    monkeypatch.setattr(workers, "_START", 5.0)
     out = tmp_path / "run"
     done = command("run", "-w", "auto", *SMALL, "-o", str(out))
-    assert "Workers: 1 (" in done.stdout
-    assert json.loads((out / "settings.json").read_text())["engine"]["workers"] == 1
+    said = re.search(r"Workers: (\d+) \(estimated", done.stdout)
+    assert said is not None
+    kept = json.loads((out / "settings.json").read_text())["engine"]["workers"]
+    assert kept == int(said[1])  # 1, except where other programs slow down several threads
     wrong = command("run", "-w", "none", "-o", str(tmp_path / "other"))
     assert "must be a whole number from 1 on, or 'auto'" in wrong.stderr
 
