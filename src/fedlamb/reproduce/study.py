@@ -86,13 +86,13 @@ def beside_the_best(
     """The points of the first stage whose rate, or server's rate, is next to that of the best whole
     run, as far as none with these rates has been run whole, and they were not far behind."""
     best = max(whole, key=lambda line: score(line, select))["values"]
-    least = max((score(line, select) for line in first), default=0.0) - _FAR
+    least = max(score(line, select) for line in first) - _FAR
     rates = [name for name in ("lr", "server_lr") if name in best]
     tried = [[line["values"][name] for name in rates] for line in whole]
     found = []
     for name in rates:
         steps = sorted({line["values"][name] for line in first})
-        at = steps.index(best[name]) if best[name] in steps else len(steps)
+        at = steps.index(best[name])
         for rate in steps[max(0, at - 1) : at] + steps[at + 1 : at + 2]:
             point = [{**best, name: rate}[n] for n in rates]
             there = [line for line in first if [line["values"][n] for n in rates] == point]
@@ -164,7 +164,8 @@ def _stages(
             keys = {_key(curve.method, v, 0, wanted.rounds, wanted.select) for v in points}
             ranked += [line for key, line in done.items() if key in keys]
             ranked.sort(key=lambda line: -score(line, wanted.select))
-            points = [] if narrow else beside_the_best(first, ranked, wanted.select)
+            climbs = first and not narrow
+            points = beside_the_best(first, ranked, wanted.select) if climbs else []
         points = [line["values"] for line in ranked[:seeded]]
     yield "final", wanted.rounds, [(values, seed) for values in points for seed in seeds]
 
