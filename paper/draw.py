@@ -185,7 +185,7 @@ def _left(results: Results, panel: Panel, curve: Curve, select: Select) -> str:
         return ""
     wanted = Wanted(panel, (curve,), panel.rounds, SEEDS, select, tune=True)
     count = sum(len(group.points) for group in next_groups(wanted, results))
-    return f" (**not final**: {count} tuning runs left)" if count else ""
+    return f" (**not final**: {count} or more tuning runs left)" if count else ""
 
 
 def _edges(grid: dict[str, list[Any]], values: dict[str, Any]) -> list[str]:

@@ -351,7 +351,7 @@ def test_one_trial_goes_on_where_it_was_stopped_and_leaves_no_states(
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
-def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(
+def test_tuned_rates_are_taken_curve_by_curve_and_the_best_known_are_kept(
     small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {"fed-sgd": {"lr": 0.5}}
@@ -366,10 +366,12 @@ def test_tuned_rates_are_taken_curve_by_curve_and_only_whole_tunings_are_kept(
     for lr in Curve("fed-sgd").grid()["lr"]:
         results.append(small, line(lr, 0.0, lr))
     results.append(small, line(0.5, *[0.9] * 10))
-    assert study.tuned_table(results, 1) == {}  # two more rates go on
+    best = {"fig2/digits": {"test": {"fed-sgd": {"lr": 0.5}}}}
+    assert (study.tuned_table(results, 1), study.tuned_table(results, 2)) == (best, {})
+    assert study.chosen_values(small, small.curves[0], "test", 1, results) is None  # more go on
     for lr in (0.1, 0.3):
         results.append(small, line(lr, *[0.8] * 10))
-    assert study.tuned_table(results, 1) == {"fig2/digits": {"test": {"fed-sgd": {"lr": 0.5}}}}
+    assert study.chosen_values(small, small.curves[0], "test", 1, results) == {"lr": 0.5}
     monkeypatch.undo()
     monkeypatch.setattr(study, "PANELS", (small,))
     taken = replace(small, name="taken", tuned_as=small.id)

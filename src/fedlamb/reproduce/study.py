@@ -24,7 +24,7 @@ from ..errors import SettingError
 from ..settings import Experiment, validate
 from ..tasks.decoded import Report
 from .panels import PANELS, Curve, Panel
-from .results import DIGITS, Line, Results, choose, key_of, of_curve, score
+from .results import DIGITS, Line, Results, choose, final_lines, key_of, of_curve, score
 from .trials import Bench, Told
 
 Select = Literal["test", "validation"]
@@ -304,12 +304,14 @@ def chosen_values(
 
 
 def tuned_table(results: Results, seeds: int) -> dict[str, Any]:
-    """What `tuned.json` holds, made from results: panel -> how it was chosen -> curve -> values."""
+    """What `tuned.json` holds, from results: panel -> how it was chosen -> curve -> values. The
+    best known, with so many seeds; some of the tuning may be left to run."""
     table: dict[str, Any] = {}
     selects: tuple[Select, ...] = ("test", "validation")
     for panel, select in product(PANELS, selects):
         for curve in () if panel.tuned_as else panel.curves:
-            values = chosen_values(panel, curve, select, seeds, results)
-            if values is not None:
-                table.setdefault(panel.id, {}).setdefault(select, {})[curve.label] = values
+            lines = of_curve(results.trials(panel), curve, select)
+            choice = choose(lines, panel.rounds, select)
+            if choice and len(final_lines(lines, choice.values, panel.rounds, seeds)) == seeds:
+                table.setdefault(panel.id, {}).setdefault(select, {})[curve.label] = choice.values
     return table
