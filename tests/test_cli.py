@@ -123,6 +123,8 @@ def test_stopped_and_resumed_gives_the_same_bits(tmp_path, stop):
         assert process.returncode == 130
         assert f"Go on with: fedlamb resume {broken}" in output.replace("\n", "")
         assert "Not begun: mime" in output
+        said = "after the round" if stop == signal.SIGINT else "at once; the round under way"
+        assert f"Stopped {said}" in output
         assert json.loads((broken / "fed-lamb/summary.json").read_text())["status"] == "interrupted"
     assert 5 <= len(results(broken / "fed-lamb")) < 40
 

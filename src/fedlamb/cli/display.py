@@ -52,7 +52,7 @@ def stop_at_once() -> Iterator[None]:
 
 @contextmanager
 def stop_after_round() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C or a termination signal stops after the round; a second Ctrl-C stops at once."""
+    """Ctrl-C stops after the round; a second one, or a termination signal, at once."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -61,7 +61,9 @@ def stop_after_round() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         console.print("Stopping after this round (Ctrl-C again stops at once) …")
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    # Who sends a termination signal, such as a batch system, waits for seconds, not for a round.
+    handlers = {signal.SIGINT: ask, signal.SIGTERM: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield lambda: asked
     finally:

@@ -229,7 +229,7 @@ def _start(experiment: Experiment, folder: Path) -> None:
 def _carry_out(experiment: Experiment, folder: Path, data: Dataset) -> None:
     """Runs what is left of every method, then shows the results."""
     summaries: list[Summary] = []
-    interrupted = False
+    stopped = ""
     if leads() and not page.available():
         console.print("No report.html will be drawn: pip install 'fedlamb[report]' brings it.")
     with stop_after_round() as stop, progress() as shown:
@@ -245,19 +245,21 @@ def _carry_out(experiment: Experiment, folder: Path, data: Dataset) -> None:
             shown.begin(method, federation.rounds, len(place.metrics()) if leads() else 0)
             try:
                 status = conduct(federation, place, shown.round, stop)
+                stopped = "Stopped after the round." if status == "interrupted" else ""
+            except KeyboardInterrupt:
+                status, stopped = "interrupted", "Stopped at once; the round under way is lost."
             except CrewError as error:
                 said = f"{error}; {federation.number} rounds of {method} are saved, and fedlamb "
                 raise CrewError(f"{said}resume {folder} goes on from there") from error
             if leads():
                 summaries.append(place.summarise(method, status, experiment.target))
-            interrupted = status == "interrupted"
-            if interrupted:
+            if stopped:
                 break
     if not leads():
         return
     show(experiment, folder, summaries)
-    if interrupted:
-        console.print("Stopped after the round.")
+    if stopped:
+        console.print(stopped)
         raise typer.Exit(code=130)
 
 
