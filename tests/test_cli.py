@@ -483,3 +483,56 @@ def test_a_long_round_says_where_it_is(
         "fed-lamb round 4/100 best 50.0 %",
         "fed-lamb round 5/100 client 1/25",
     ]
+
+
+def test_rounds_without_a_checkpoint_are_not_written_over(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command("run", *SMALL, "-o", str(out))
+    (out / "checkpoint.safetensors").unlink()
+    before = (out / "metrics.jsonl").read_bytes()
+    again = command("resume", str(out))
+    assert again.returncode == 2
+    assert "has rounds in metrics.jsonl and no checkpoint.safetensors" in again.stderr
+    assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_settings_of_methods_that_do_not_run_are_refused(tmp_path: Path) -> None:
+    for name in ("run", "sweep"):
+        wrong = command(name, "-m", "fed-sgd", "-s", "algorithms.fed-ams.lr=1", "-o", str(tmp_path))
+        assert wrong.returncode == 2
+        assert "sets another method than the one that is run, fed-sgd" in wrong.stderr
+
+
+def test_a_sweep_takes_its_seeds_from_the_settings_on(tmp_path: Path) -> None:
+    options = ("-m", "fed-lamb", "-g", "lr=.1,1.", "-s", "algorithm.weight_decay=.5", *SMALL)
+    done = command("sweep", *options, "-s", "seed=5", "--seeds", "2", "-o", str(tmp_path / "s"))
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "s/trials.jsonl").read_text().splitlines()]
+    assert [(line["values"], line["seed"]) for line in lines] == [
+        ({"lr": lr}, seed) for lr in (0.1, 1.0) for seed in (5, 6)
+    ]
+    facts = json.loads((tmp_path / "s/sweep.json").read_text())
+    assert facts["settings"]["algorithms"]["fed-lamb"]["weight_decay"] == 0.5
+    again = command("resume", str(tmp_path / "s"))
+    assert again.returncode == 0, again.stderr
+
+
+def test_signs_that_the_terminal_does_not_have_lose_nothing(tmp_path: Path) -> None:
+    options = ("sweep", "-g", "lr=0.1", "--seeds", "2", *SMALL)
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedlamb", *options, "-o", str(tmp_path / "s")],
+        env={**os.environ, **plain},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "s/report.html").is_file()
+
+
+def test_a_run_on_a_folder_of_data_goes_on_from_elsewhere(tmp_path: Path) -> None:
+    write_idx(tmp_path / "here/img", pictures(600), pictures(60))
+    options = ("-s", "data.name=img", "-s", "federation.rounds=1", "-o", "run")
+    begun = command("run", *options, cache=tmp_path, cwd=tmp_path / "here")
+    assert begun.returncode == 0, begun.stderr
+    again = command("resume", "here/run", cache=tmp_path, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr

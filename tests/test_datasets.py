@@ -514,3 +514,11 @@ def test_a_root_that_does_not_exist_is_told(tmp_path: Path) -> None:
         fl.SettingError, match=r"data.root = .*nowhere.*must be a folder that exists"
     ):
         fl.load_dataset("mnist", root=tmp_path / "nowhere")
+
+
+def test_a_folder_of_several_data_sets_is_none(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        parquet(tmp_path / "both" / name)
+    with pytest.raises(fl.SettingError, match="several data sets: one, two; name one of them"):
+        fl.load_dataset(str(tmp_path / "both"))
+    assert len(fl.load_dataset(str(tmp_path / "both/one")).train[1]) > 0

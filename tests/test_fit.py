@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,3 +190,17 @@ def test_a_million_clients_take_as_long_as_a_thousand():
 def test_data_without_a_model_are_no_task() -> None:
     with pytest.raises(fl.SettingError, match=r"task = 'Dataset': must be a fedlamb\.Task"):
         fl.fit(fl.FedSGD(lr=0.1), fl.digits(), clients=fl.iid(1437, 2), rounds=1)  # type: ignore[arg-type]
+
+
+def test_an_algorithm_that_changes_its_model_in_place_does_not_reach_the_task() -> None:
+    class InPlace(fl.FedSGD):
+        def client_step(self, local: Any, sent: Any, grad_at: Any) -> Any:
+            gradient = grad_at(local.x)
+            for name, tensor in local.x.items():
+                tensor.sub_(gradient[name])
+            return local
+
+    task = Small().task()
+    before = {name: p.clone() for name, p in task.params.items()}
+    next(fl.fit(InPlace(lr=0.1), task, clients=Small().clients(), rounds=1, batch_size=4))
+    assert all(torch.equal(p, before[name]) for name, p in task.params.items())

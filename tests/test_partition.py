@@ -148,3 +148,17 @@ def test_per_round_deals_the_whole_set_to_the_active_clients(n, fraction, seed):
         assert same(parts, [plan.rows(r, client) for client in cohort])
         deals.append([p.tolist() for p in parts])
     assert deals[0] != deals[1] or len(deals[0]) == 1
+
+
+def test_seeds_are_whole_numbers_from_0_on() -> None:
+    labels = [0, 1] * 10
+    for deal in (
+        lambda seed: fl.iid(20, 5, seed=seed),
+        lambda seed: fl.shards(labels, 5, seed=seed),
+        lambda seed: fl.classes(labels, 5, seed=seed),
+        lambda seed: fl.dirichlet(labels, 5, 0.5, seed=seed),
+    ):
+        for wrong in (-1, "x", 1.5):
+            with pytest.raises(fl.SettingError, match="seed = .*must be a whole number from 0 on"):
+                deal(wrong)
+        deal(2**64 - 1)

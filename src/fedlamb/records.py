@@ -140,6 +140,9 @@ def conduct(
     pace = Pace(saving)
     if folder.journal.exists():
         folder.journal.read(run)
+    elif leads and saving == 1 and len(folder.metrics()) > 1:
+        right = "has rounds in metrics.jsonl and no checkpoint.safetensors to go on from"
+        raise SettingError("run folder", str(folder.path), f"{right}; begin a new run")
     if leads:
         folder.keep_rounds(run.number)
     noted = run.number

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -17,6 +18,7 @@ from .errors import SettingError, unknown_key, unknown_name
 from .schedules import StepDecay, constant
 from .simulate.fit import ExecutorName, Weighting
 from .simulate.saved import describe
+from .tasks.datasets import NAMES
 from .tasks.models import Norm
 from .tasks.task import Precision
 
@@ -146,7 +148,13 @@ def load_experiment(source: str, changes: Sequence[str] = ()) -> Experiment:
     table = _read(source)
     for change in changes:
         _apply(table, change)
-    return validate(table)
+    experiment = validate(table)
+    folder = Path(experiment.data.name).expanduser()
+    if experiment.data.name not in NAMES and folder.is_dir():
+        # A run folder is resumed from anywhere.
+        data = experiment.data.model_copy(update={"name": str(folder.absolute())})
+        experiment = experiment.model_copy(update={"data": data})
+    return experiment
 
 
 def validate(table: Mapping[str, Any]) -> Experiment:
@@ -230,13 +238,21 @@ def _apply(table: dict[str, Any], change: str) -> None:
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        value = plain_value(text.strip())
     for depth, key in enumerate(keys[:-1]):
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             inner = ".".join(keys[: depth + 1])
             raise SettingError("--set", change, f"{inner} is a single value, not a section")
     table[keys[-1]] = value
+
+
+def plain_value(text: str) -> Any:
+    """A number in one of the forms that TOML does not take, such as .1 or 1.; or the text."""
+    try:
+        return float(text) if re.fullmatch(r"[-+]?(\d+\.|\.\d+)(e[-+]?\d+)?", text) else text
+    except ValueError:
+        return text
 
 
 def _schedule(value: Any) -> Any:

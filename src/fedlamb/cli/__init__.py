@@ -1,5 +1,6 @@
 """The command `fedlamb`."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -39,6 +40,9 @@ app.add_typer(data.app, name="data")
 def main() -> None:
     """The entry point: bad input ends with one sentence and exit code 2."""
     follow_quietly()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # rather an odd sign than a lost result
     sys.path.append("")  # for a model of one's own, my_module:build, in this folder
     try:
         app()

@@ -102,8 +102,8 @@ def split(
     balanced: Annotated[bool, typer.Option(help="Whether Dirichlet sizes are equal.")] = True,
     column: Annotated[str | None, typer.Option(help="A client for each value of it.")] = None,
     file: Annotated[Path | None, typer.Option(help="JSON: a list of rows per client.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed deals the same.")] = 0,
-    show: Annotated[int, typer.Option(help="How many clients to draw.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed deals the same.")] = 0,
+    show: Annotated[int, typer.Option(min=1, help="How many clients to draw.")] = 20,
     data_root: DataRoot = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Draw all clients into this .html file.")

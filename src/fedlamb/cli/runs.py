@@ -131,12 +131,7 @@ def run(
         method = there[0] if len(there) == 1 else "fed-lamb"
     if method not in ALGORITHMS:
         raise unknown_name("method", method, ALGORITHMS)
-    own = f"algorithms.{method}."
-    renamed = [
-        own + c.removeprefix("algorithm.") if c.startswith("algorithm.") else c
-        for c in changes or ()
-    ]
-    changed = with_options(renamed, data_root, device, workers)
+    changed = with_options(of_method(method, changes or ()), data_root, device, workers)
     experiment = load_experiment(preset, changed).only(method)
     _start(experiment, out or new_folder(preset, method))
 
@@ -155,6 +150,19 @@ def resume_run(
             raise SettingError("workers", count, "must be a number for a run that goes on")
         held.enter_context(crew_of(count))
         _carry_out(experiment, folder, data)
+
+
+def of_method(method: str, changes: Sequence[str]) -> list[str]:
+    """The changes, with algorithm.KEY as the method's own; those of other methods are refused."""
+    own = f"algorithms.{method}."
+    renamed = [
+        own + c.removeprefix("algorithm.") if c.startswith("algorithm.") else c for c in changes
+    ]
+    for change in renamed:
+        if change.startswith("algorithms.") and not change.startswith(own):
+            right = f"sets another method than the one that is run, {method}; -m chooses it"
+            raise SettingError("--set", change, right)
+    return renamed
 
 
 def with_options(

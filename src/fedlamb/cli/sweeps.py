@@ -21,10 +21,10 @@ from ..report.sweep_page import headings, ranked, write_sweep_page
 from ..reproduce.panels import PAPER
 from ..reproduce.study import short_name
 from ..reproduce.trials import Bench
-from ..settings import Experiment, build_algorithm, load_experiment, validate
+from ..settings import Experiment, build_algorithm, load_experiment, plain_value, validate
 from ..simulate.sweep import Together
 from .display import console, decoding, progress, stop_at_once
-from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, with_options
+from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, of_method, with_options
 
 
 def sweep(
@@ -42,7 +42,7 @@ def sweep(
             "without weight decay.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, 2 and so on.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="So many, from the settings' seed on.")] = 1,
     changes: Changes = None,
     data_root: DataRoot = None,
     device: Device = None,
@@ -61,8 +61,9 @@ def sweep(
     if method not in ALGORITHMS:
         raise unknown_name("method", method, ALGORITHMS)
     table = _table(method, grid or ())
-    settings = with_options(changes or (), data_root, device, None)
-    experiments = [load_experiment(preset, [*settings, f"seed={seed}"]) for seed in range(seeds)]
+    settings = with_options(of_method(method, changes or ()), data_root, device, None)
+    first = load_experiment(preset, settings)
+    experiments = [first.model_copy(update={"seed": first.seed + i}) for i in range(seeds)]
     if method not in experiments[0].algorithms:
         experiments = [e.with_method(method, _first(table)) for e in experiments]
     facts = {
@@ -81,7 +82,8 @@ def resume_sweep(folder: Path, data_root: Path | None, device: str | None) -> No
     settings = facts["settings"]
     settings["data"] |= {"root": str(data_root.absolute())} if data_root else {}
     settings["engine"] |= {"device": device} if device else {}
-    experiments = [validate({**settings, "seed": seed}) for seed in range(facts["seeds"])]
+    seeds = range(settings["seed"], settings["seed"] + facts["seeds"])
+    experiments = [validate({**settings, "seed": seed}) for seed in seeds]
     _carry_out(folder, facts, experiments, begun=True)
 
 
@@ -156,7 +158,7 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text
+        return plain_value(text)
 
 
 def _first(table: dict[str, list[Any]]) -> dict[str, Any]:

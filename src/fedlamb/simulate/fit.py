@@ -127,7 +127,8 @@ class Run(Iterator[Round]):
         self.algorithm, self.task, self.plan = algorithm, task, plan
         self.weighting, self.rounds = weighting, rounds
         self.number = 0
-        self.server = algorithm.server_init(task.params)
+        # A copy: an algorithm of one's own that changes it in place must not reach the task.
+        self.server = algorithm.server_init({name: p.clone() for name, p in task.params.items()})
         self.buffers = task.buffers
         self.store = ClientStore(lambda: algorithm.client_init(task.params))
         self.on_client: Callable[[int, int], None] = lambda done, cohort: None

@@ -44,6 +44,8 @@ def sweep(
     """
     if isinstance(seeds, int) or not seeds or len(set(seeds)) < len(seeds):
         raise SettingError("seeds", seeds, "must name one or more seeds, for example (0, 1, 2)")
+    if not isinstance(grid, Mapping):
+        raise SettingError("grid", grid, "must name fields, for example {'lr': [0.01, 0.03]}")
     for name, values in grid.items():
         known = [f.name for f in fields(algorithm)]  # type: ignore[arg-type]
         if name not in known:

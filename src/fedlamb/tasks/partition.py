@@ -53,7 +53,7 @@ class Rows(Sequence[Tensor]):
 def iid(samples: int, n: int, seed: int = 0) -> Rows:
     """Rows 0 … samples - 1 in random order, in n parts whose sizes differ by at most one."""
     _check_counts(samples, n, 1)
-    order = np.random.default_rng(seed).permutation(samples)
+    order = _generator(seed).permutation(samples)
     return Rows.cut(order, _even(samples, n))
 
 
@@ -62,7 +62,7 @@ def shards(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> Rows:
     within one row), and `per_client` pieces dealt at random to each of the n clients."""
     labels = _labels(labels)
     _check_counts(len(labels), n, per_client)
-    draw = np.random.default_rng(seed)
+    draw = _generator(seed)
     pieces = np.array_split(_by_label(labels, draw), n * per_client)
     dealt = draw.permutation(n * per_client).reshape(n, per_client)
     return Rows.of([np.concatenate([pieces[i] for i in row]) for row in dealt])
@@ -73,7 +73,7 @@ def classes(labels: Any, n: int, per_client: int = 2, seed: int = 0) -> Rows:
     clients that hold it, and every class goes to as many clients as any other, to within one."""
     labels = _labels(labels)
     _check_counts(len(labels), n, per_client)
-    draw = np.random.default_rng(seed)
+    draw = _generator(seed)
     names, sizes = np.unique(labels, return_counts=True)
     if per_client > len(names):
         raise SettingError("per_client", per_client, f"must be at most {len(names)}, the classes")
@@ -111,7 +111,7 @@ def dirichlet(labels: Any, n: int, alpha: float, balanced: bool = True, seed: in
     _check_counts(len(labels), n, 1)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < np.inf:
         raise SettingError("alpha", alpha, "must be a positive number, for example 0.5")
-    draw = np.random.default_rng(seed)
+    draw = _generator(seed)
     _, sizes = np.unique(labels, return_counts=True)
     if balanced:
         shares = draw.dirichlet(np.full(len(sizes), float(alpha)), size=n)
@@ -282,6 +282,12 @@ def _none_empty(
         parts[largest] = np.delete(parts[largest], taken)
         sizes[largest], sizes[i] = sizes[largest] - 1, 1
     return parts
+
+
+def _generator(seed: int) -> np.random.Generator:
+    if not is_whole(seed) or seed < 0:
+        raise SettingError("seed", seed, "must be a whole number from 0 on")
+    return np.random.default_rng(seed)
 
 
 def _check_counts(samples: int, n: int, per_client: int) -> None:

@@ -178,6 +178,10 @@ def _parquet_files(folder: Path) -> dict[Split, tuple[Path, ...]]:
         split = _SPLITS.get(re.split(r"[-_.]", path.name)[0]) or _SPLITS.get(path.parent.name)
         if split:
             found.setdefault(split, []).append(path)
+    beside = {path.relative_to(folder).parts[0] for path in found.get("train", ())}
+    if len(beside) > 1 and all((folder / name).is_dir() for name in beside):
+        right = f"holds several data sets: {', '.join(sorted(beside))}; name one of them"
+        raise SettingError("data.name", str(folder), right)
     return {split: tuple(paths) for split, paths in found.items()}
 
 
