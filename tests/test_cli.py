@@ -366,7 +366,12 @@ BAD_CALLS = {
     "value twice": (("sweep", "-g", "lr=0.1,1e-1"), "must name each value once, and has 0.1 twice"),
     "bad grid": (("sweep", "-g", "lr"), "--grid = 'lr': must be KEY=A,B,C"),
     "bad value in a grid": (("sweep", "-g", "lr=0.1,-1"), "algorithms.fed-lamb.lr = -1: must be"),
-    "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': is GPU number 10"),
+    "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': "),
+    "no root": (
+        ("data", "list", "--data-root", "nowhere"),
+        "data.root = 'nowhere': must",
+    ),
+    "no method": (("compare", "-m", ""), "methods = '': names no method"),
     "no device": (("run", "--device", "tpu"), "engine.device = 'tpu': must be cpu, cuda or cuda:N"),
     "unknown data": (("data", "prepare", "mnits"), "data.name = 'mnits': is unknown; did you mean"),
     "unknown split": (("data", "split", "digits", "--kind", "x"), "split.kind = 'x': must be"),
@@ -452,6 +457,11 @@ def test_workers_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of(Engine(device="cuda", workers=3))
     with pytest.raises(SettingError, match=r"'cuda:0': is one GPU for 2 workers"):
         device_of(Engine(device="cuda:0", workers=2))
+    with pytest.raises(SettingError, match=r"'cuda:2': is GPU number 3, and torch sees 2"):
+        device_of(Engine(device="cuda:2"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SettingError, match=r"'cuda': needs a GPU, and torch sees none"):
+        device_of(Engine(device="cuda"))
 
 
 def test_more_workers_than_clients_and_files_for_folders_are_told(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def device_of(engine: Engine) -> torch.device:
             raise SettingError("engine.workers", workers, right)
         if index is None:
             index = int(os.environ.get("LOCAL_RANK", "0"))
+        if there == 0:
+            raise SettingError("engine.device", name, "needs a GPU, and torch sees none; use cpu")
         if index >= there:
             right = f"is GPU number {index + 1}, and torch sees {there}; use --device cpu"
             raise SettingError("engine.device", name, right)

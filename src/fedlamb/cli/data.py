@@ -23,6 +23,7 @@ from ..tasks.datasets import (
     find_local,
     label,
     load_dataset,
+    places,
 )
 from ..tasks.decoded import cache_file
 from ..tasks.partition import PerRound
@@ -46,7 +47,8 @@ _COLOURS = ("#D55E00", "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#
 @app.command(name="list")
 def list_sets(data_root: DataRoot = None) -> None:
     """Which data sets have a name, where each was found, and whether it is decoded."""
-    table, places = Table(), {"digits": "the package"}
+    places("mnist", data_root)  # a root that is not there is told once
+    table, found = Table(), {"digits": "the package"}
     for heading in ("name", "what", "decoded"):
         table.add_column(heading)
     table.add_row("digits", "handwritten digits, 8×8 grey, 1,437 + 360", "yes")
@@ -58,10 +60,10 @@ def list_sets(data_root: DataRoot = None) -> None:
             decoded = cache_file(source, name, decoded_folder()).exists()
         except SettingError as error:
             place, decoded = str(error), False
-        places[name] = str(place)
+        found[name] = str(place)
         table.add_row(name, known.about, "yes" if decoded else "no")
     console.print(table)
-    for name, place in places.items():  # outside the table, which would break them
+    for name, place in found.items():  # outside the table, which would break them
         console.print(f"{name + ':':15}{place}", soft_wrap=True)
     console.print(f"Decoded sets are kept in {decoded_folder()}", soft_wrap=True)
 

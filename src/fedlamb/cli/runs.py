@@ -101,6 +101,8 @@ def compare(
     """
     experiment = load_experiment(preset, with_options(changes or (), data_root, device, workers))
     chosen = [name.strip() for part in methods or () for name in part.split(",") if name.strip()]
+    if methods and not chosen:
+        raise SettingError("methods", ",".join(methods), "names no method; leave -m out for all")
     if chosen:
         experiment = _select(experiment, chosen)
     _start(experiment, out or new_folder(preset, "compare"))
