@@ -34,7 +34,7 @@ def decoding(name: str) -> Iterator[Report]:
             bars.add_task("", total=total)
             if not console.is_terminal:
                 console.print(f"Decoding {name} (once; kept for the next time) …")
-        bars.update(bars.task_ids[-1], completed=done)
+        bars.update(bars.task_ids[-1], completed=done, total=total)
 
     with bars:
         yield report

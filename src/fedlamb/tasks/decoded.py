@@ -68,6 +68,7 @@ def cache_file(source: Source, name: str, cache: Path) -> Path:
 
 def decode(source: Source, report: Report) -> Decoded:
     """Every image of the source, decoded on all cores."""
+    report(0, None)  # what follows loads libraries and starts processes, for seconds
     done, total = 0, source.count()
     parts: dict[Split, tuple[Tensor, list[Any], list[Stored]]] = {}
     with _decoder(source) as decoder:
