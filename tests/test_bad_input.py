@@ -265,3 +265,11 @@ def test_numbers_and_rows_of_any_kind_are_taken():
     clients = [range(3), np.arange(3, 5), {6, 5}, torch.tensor([7])]
     run = fl.fit(algorithm, task, clients=iter(clients), rounds=np.int64(1), fraction=np.float32(1))
     assert next(run).clients == [0, 1, 2, 3]
+
+
+def test_an_algorithm_that_lacks_a_part_is_told_which() -> None:
+    class Part(fl.FedSGD):
+        client_begin = broadcast = None  # type: ignore[assignment]
+
+    with pytest.raises(fl.SettingError, match="'Part': lacks broadcast, client_begin; an algor"):
+        fl.fit(Part(lr=0.1), Small().task(), clients=Small().clients(), rounds=1)

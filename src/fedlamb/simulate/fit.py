@@ -91,11 +91,13 @@ def fit(
         raise SettingError("fraction", fraction, "must be above 0 and at most 1, for example 0.5")
     if weighting not in ("uniform", "examples"):
         raise SettingError("weighting", weighting, "must be 'uniform' or 'examples'")
-    for function in ("server_init", "client_step", "server_update"):
-        if isinstance(algorithm, type) or not callable(getattr(algorithm, function, None)):
-            raise SettingError(
-                "algorithm", algorithm, "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
-            )
+    missing = [name for name in _FUNCTIONS if not callable(getattr(algorithm, name, None))]
+    if isinstance(algorithm, type) or len(missing) == len(_FUNCTIONS):
+        right = "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
+        raise SettingError("algorithm", algorithm, right)
+    if missing:
+        right = f"lacks {', '.join(missing)}; an algorithm has {', '.join(_FUNCTIONS)}"
+        raise SettingError("algorithm", type(algorithm).__name__, right)
     fraction = float(fraction)
     rows: Rows | PerRound
     if isinstance(clients, PerRound):
@@ -230,6 +232,10 @@ class Run(Iterator[Round]):
 
 
 AS_ASKED = "as asked"
+_FUNCTIONS = (
+    "server_init", "broadcast", "client_init", "client_begin", "client_step", "client_end",
+    "server_update",
+)  # fmt: skip
 
 
 def choose(executor: ExecutorName, task: Task) -> tuple[str, str]:
