@@ -42,20 +42,23 @@ class CompiledSteps:
         # Programs are for one layout of each tensor.
         state = [self._laid_out(leaf) for leaf in leaves]
         fixed = [*map(self._laid_out, message.tensors)]
-        for batch, data in zip(batches, self._picked(batches), strict=True):
-            parts = {name: part for name, part in batch._asdict().items() if part is not None}
-            known = self._programs.setdefault((message.flags, tuple(parts)), {})
-            size = len(batch.rows)
-            with torch.no_grad():
+        names = [name for name, part in batches[0]._asdict().items() if part is not None]
+        known = self._programs.setdefault((message.flags, tuple(names)), {})
+        with torch.no_grad():
+            for batch, data in zip(batches, self._picked(batches), strict=True):
+                given = [*fixed, *data, *(part for part in batch if part is not None)]
+                size = len(batch.rows)
                 if size not in known and len(known) < _SIZES:
-                    flat = self._step(structure, message, list(parts))
-                    examples = [*state, *fixed, *data, *parts.values()]
+                    flat = self._step(structure, message, names)
+                    examples = [*state, *given]
                     known[size] = compiled(flat, examples, "a local step", state=len(state))
                 if size in known:
-                    state = known[size](*state, *fixed, *data, *parts.values())
+                    state = known[size](*state, *given)
                     continue
-            now = step(self.algorithm, gradients, tree_unflatten(state, structure), sent, batch)
-            state = [self._laid_out(leaf) for leaf in tree_flatten(now)[0]]
+                with torch.enable_grad():
+                    now = tree_unflatten(state, structure)
+                    now = step(self.algorithm, gradients, now, sent, batch)
+                state = [self._laid_out(leaf) for leaf in tree_flatten(now)[0]]
         after: Underway = tree_unflatten(state, structure)
         return after
 
