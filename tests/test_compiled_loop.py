@@ -15,6 +15,8 @@ from fedlamb.simulate.compiled_loop.outputs import CompiledOutputs
 from fedlamb.simulate.compiled_loop.pooled_convolution import joined
 from fedlamb.simulate.compiled_loop.pooling import DECOMPOSITIONS
 from fedlamb.simulate.compiled_loop.updates import inside_products
+from fedlamb.simulate.loop import Autograd
+from fedlamb.tasks.images import Batch
 from fedlamb.tasks.models import build_model
 from problems import Small
 from test_executors import METHODS
@@ -70,6 +72,29 @@ def test_convolutions_pools_and_dropout_take_the_same_steps() -> None:
 
 
 @compiles
+def test_full_gradients_are_the_same_in_parts_without_dropout_and_for_many_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("loop", "compiled_loop.full_gradients"):
+        monkeypatch.setattr(f"fedlamb.simulate.{module}.CHUNK", 7)
+    monkeypatch.setattr("fedlamb.simulate.compiled_loop.full_gradients._SIZES", 2)
+    model = build_model("cnn", (1, 16, 16), 4).double()
+    task = fl.Task(model, train=images(0, 16), test=images(1, 16))
+    options: Any = {"rounds": 1, "clients": [range(40)], "executor": "loop", "compile": True}
+    run = fl.fit(fl.Mime(lr=0.1), task, **options)
+    gradients = run._executor.gradients
+    plain = Autograd(task)
+    for count in (13, 12, 5):  # in parts of 6 and 7; of 6 alone; of a third size
+        rows = torch.randperm(40, generator=torch.Generator().manual_seed(count))[:count]
+        given = task.params, task.buffers, Batch(rows)
+        found, expected = gradients.full(*given), plain.full(*given)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+            assert found[name].stride() == value.stride()
+    assert set(gradients._programs) == {6, 7}
+
+
+@compiles
 def test_batch_norm_takes_the_same_steps_also_on_other_data_of_the_same_shapes() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -78,6 +103,7 @@ def test_batch_norm_takes_the_same_steps_also_on_other_data_of_the_same_shapes()
     for seed in (0, 1):  # the second time, programs come from the compiler's cache
         task = fl.Task(model, train=images(seed, 8), test=images(9, 8))
         assert_same(fl.FedSGD(lr=0.1), task, 3, clients=fl.iid(40, 4), batch_size=5)
+    assert_same(fl.Mime(lr=0.001), task, 2, clients=fl.iid(40, 4), batch_size=5)
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

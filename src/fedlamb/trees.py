@@ -105,6 +105,11 @@ def detached(tree: Mapping[str, Tensor]) -> Tree:
     return {name: t.detach().clone(memory_format=plain) for name, t in tree.items()}
 
 
+def laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
+    """The same numbers, in the order of `like` in memory."""
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+
+
 def _each(name: str, *trees: Tree, **numbers: float) -> Tree:
     """torch's function of that name on the tensors of each name.
 

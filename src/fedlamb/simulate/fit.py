@@ -75,8 +75,8 @@ def fit(
     seed: decides cohorts, batches and random layers. Same seed, same bits.
     executor: how clients are run: "loop", "vectorised", or the better one for this model and
         device. The trajectory is the same, to rounding.
-    compile: whether local steps, and on a CPU the test pass, are compiled first, which takes some
-        to tens of seconds and pays for long runs; on a CPU it needs g++.
+    compile: whether local steps, and on a CPU full gradients and the test pass, are compiled first,
+        which takes some to tens of seconds and pays for long runs; on a CPU it needs g++.
     """
     if not isinstance(task, Task):
         right = "must be a fedlamb.Task(model, train=..., test=...)"

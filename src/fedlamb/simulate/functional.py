@@ -1,8 +1,8 @@
-"""Gradients by `torch.func`, for the vectorised executor."""
+"""Gradients by `torch.func`, for the vectorised executor and for compiled programs."""
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -23,7 +23,7 @@ class Functional:
         # Buffers that are no part of the state, and frozen parameters, stay as the model has them.
         self._rest = {n: b for n, b in model.named_buffers() if n not in kept}
 
-    def reading(self, inputs: Tensor, targets: Tensor) -> "Functional":
+    def reading(self, inputs: Tensor, targets: Tensor) -> Self:
         """The same for other data of the same kind."""
         other = copy.copy(self)
         other.data = inputs, targets
@@ -74,3 +74,14 @@ class Functional:
 
         gradient, (value, after) = grad_and_value(loss, has_aux=True)(params)
         return gradient, after, value
+
+
+class OfPicked(Functional):
+    """Gradients on data that are the batch themselves."""
+
+    def picked(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.data
+
+    def full_of_picked(self, params: Tree, buffers: Tree) -> Tree:
+        """The mean over all of these data."""
+        return self.full(params, buffers, Batch(self.data[1]))

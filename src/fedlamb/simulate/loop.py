@@ -12,16 +12,17 @@ from torch.utils._pytree import tree_map as tree_map_all
 
 from ..algorithm import AnyAlgorithm
 from ..algorithms import ALGORITHMS
-from ..local_round import Outcome, local_round
+from ..local_round import Gradients, Outcome, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
 from ..tasks.dropout import key_names
 from ..tasks.images import Batch
 from ..tasks.task import CHUNK, Task
-from ..trees import Tree, add_scaled, tree_map, zeros_like
+from ..trees import Tree, add_scaled, laid_out_like, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
 from .compiled_loop.around_gradients import AroundGradients
+from .compiled_loop.full_gradients import FullGradients
 from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
@@ -46,7 +47,9 @@ class Loop:
         self.algorithm, self.plan, self.store = algorithm, plan, store
         self.weighting, self.task, self.compile = weighting, task, compile
         on_gpu = task.device.type == "cuda"
-        self.gradients = Autograd(task, compile and on_gpu)
+        self.gradients: Gradients = Autograd(task, compile and on_gpu)
+        if compile and not on_gpu:
+            self.gradients = FullGradients(task, self.gradients)
         steps = AroundGradients if on_gpu else CompiledSteps
         self._compiled = steps(algorithm, task) if compile else None
         lanes = 0
@@ -265,7 +268,7 @@ class Autograd:
         of = {
             # None where this loss does not reach the parameter. The layout is always that of the
             # parameters, so that a resumed run sums in the same order.
-            name: torch.zeros_like(params[name]) if g is None else _laid_out_like(params[name], g)
+            name: torch.zeros_like(params[name]) if g is None else laid_out_like(params[name], g)
             for name, g in zip(params, gradient, strict=True)
         }
         return of, loss.detach()
@@ -308,12 +311,6 @@ class Autograd:
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
-
-
-def _laid_out_like(like: Tensor, tensor: Tensor) -> Tensor:
-    if tensor.stride() == like.stride():
-        return tensor
-    return torch.empty_like(like).copy_(tensor)
 
 
 def _copies(tensors: Tree) -> Tree:

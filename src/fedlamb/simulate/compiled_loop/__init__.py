@@ -1,1 +1,1 @@
-"""What the loop runs as compiled programs on a CPU: local steps and the test pass."""
+"""What the loop runs as compiled programs on a CPU: local steps, full gradients, the test pass."""

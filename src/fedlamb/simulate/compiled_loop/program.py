@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ...errors import SettingError
 from ...files import exclusive
 from ...tasks.task import Task
+from ...trees import laid_out_like
 from ..saying import compiling
 from .lists import DECOMPOSITIONS as LISTS
 from .pooled_convolution import joined
@@ -41,7 +42,7 @@ def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Prog
 
     def same_layout(*tensors: Tensor) -> list[Tensor]:
         found = traced(*tensors)
-        same = [_like(old, new) for old, new in zip(tensors, found[:state], strict=False)]
+        same = [laid_out_like(old, new) for old, new in zip(tensors, found[:state], strict=False)]
         return [*same, *found[state:]]
 
     try:
@@ -69,10 +70,6 @@ def laid_out(task: Task, tensor: Tensor) -> Tensor:
         # contiguous() would leave one channel as it is, and what a convolution gives with it.
         return tensor.to(memory_format=torch.channels_last)
     return tensor.contiguous()
-
-
-def _like(old: Tensor, new: Tensor) -> Tensor:
-    return new if new.stride() == old.stride() else torch.empty_like(old).copy_(new)
 
 
 def _on_cpu(tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ from ...algorithm import AnyAlgorithm
 from ...local_round import Gradients, Underway, step
 from ...tasks.images import Batch
 from ...tasks.task import Task
-from ..functional import Functional
+from ..functional import OfPicked
 from ..messages import Apart, take_apart
 from .program import Program, compiled, laid_out
 
@@ -29,7 +29,7 @@ class CompiledSteps:
 
     def __init__(self, algorithm: AnyAlgorithm, task: Task) -> None:
         self.algorithm, self.task = algorithm, task
-        self._gradients = _OfPicked(task, copy.deepcopy(task.model))
+        self._gradients = OfPicked(task, copy.deepcopy(task.model))
         self._like = next(iter(task.params.values()))
         self._programs: dict[Any, dict[int, Program]] = {}
 
@@ -89,10 +89,3 @@ class CompiledSteps:
             return tree_flatten(after)[0]
 
         return flat
-
-
-class _OfPicked(Functional):
-    """Gradients on data that are the batch themselves."""
-
-    def picked(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.data
