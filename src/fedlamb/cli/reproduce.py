@@ -166,7 +166,7 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> N
     table = Table(title="To be run", title_justify="left")
     for heading in ("method", "stage", "trials", "rounds", "steps", "about"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    total = 0.0
+    total, stages_now = 0.0, set[str]()
     for one in wanted:
         each: tuple[int, float] | None = None
         groups = next_groups(one, place)
@@ -175,6 +175,7 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> N
             table.add_row(one.panel.id, style="bold")
         for group in groups:
             each = each or _measured(one, group, engine)
+            stages_now.add(group.stage)
             stages = [(group.stage, len(group.points), group.rounds)]
             if group.stage == "grid":  # how many points go on is not known yet
                 stages += expected_after_grid(one)
@@ -189,10 +190,14 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> N
         return
     console.print(table)
     where = environment()["gpu"] or "this CPU"
-    console.print(
-        f"About {_time(total)} on {where}, trial by trial; together on a GPU they take less. Five "
-        "points of each grid are reckoned to go on."
-    )
+    about = [f"About {_time(total)} on {where}, trial by trial; together on a GPU they take less."]
+    if engine["compile"] and where == "this CPU":
+        about.append("Timed without compiling.")
+    if "grid" in stages_now:
+        about.append("Five points of each grid are reckoned to go on.")
+    if "whole" in stages_now:
+        about.append("Rates beside the best whole run, and the best under more seeds, may follow.")
+    console.print(" ".join(about))
 
 
 def _measured(wanted: Wanted, group: Group, engine: dict[str, Any]) -> tuple[int, float]:
