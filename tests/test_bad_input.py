@@ -231,6 +231,36 @@ PROBLEMS = {
         lambda: fl.shards(Y, n=6, per_client=2),
         "n = 6: needs 12 samples at least (2 for each client), and there are 10; use at most 5",
     ),
+    "seed past 64 bits": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), seed=2**70),
+        "must be a whole number from 0 on, below 2**63",
+    ),
+    "compile by a word": (
+        lambda: SMALL.fit(fl.FedSGD(lr=0.1), compile="no"),
+        "compile = 'no': must be True or False",
+    ),
+    "a schedule of words": (
+        lambda: fl.FedAMS(lr=0.1, schedule=lambda r: "a"),
+        "must be a function from round number to factor, from 0 on",
+    ),
+    "a schedule uphill": (
+        lambda: fl.FedSGD(lr=0.1, schedule=lambda r: -1),
+        "must be a function from round number to factor, from 0 on",
+    ),
+    "dealt to too many": (
+        lambda: SMALL.fit(
+            fl.FedSGD(lr=0.1), clients=fl.PerRound(lambda k, s: fl.iid(20, k + 1, seed=s), n=5)
+        ),
+        "clients.deal = '6 parts': must deal to the 5 clients of a round",
+    ),
+    "other targets to test": (
+        lambda: fl.Task(fl.mlp(4, [], 3), train=(X, Y), test=(X, Y.float())),
+        "test = 'torch.float32 targets': must have targets like those of train, which are",
+    ),
+    "labels that are words": (
+        lambda: fl.shards(["a", "b"] * 20, n=4),
+        "labels = 'list': must be one whole number for each row",
+    ),
     "labels that are no labels": (
         lambda: fl.shards(X, n=2),
         "labels = 'float32 (10, 4)': must be one whole number for each row",

@@ -45,9 +45,27 @@ def test_a_file_cut_in_half_is_refused(saved):
         SMALL.fit(fl.FedLAMB(lr=0.05)).restore(saved)
 
 
+@pytest.mark.parametrize("place", [-40, -1])
+def test_a_file_with_another_byte_is_refused(saved, place):
+    data = bytearray(saved.read_bytes())
+    data[place] ^= 0x80
+    saved.write_bytes(data)
+    with pytest.raises(fl.SettingError, match="checkpoint = .*: is damaged"):
+        SMALL.fit(fl.FedLAMB(lr=0.05)).restore(saved)
+
+
+def test_facts_that_were_changed_are_noticed(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, {"x": torch.tensor([True, False]), "y": torch.zeros(0)}, {"number": 3})
+    assert load_checkpoint(path)[1] == {"number": 3}
+    path.write_bytes(path.read_bytes().replace(b'number\\": 3', b'number\\": 4'))
+    with pytest.raises(fl.SettingError, match="is damaged"):
+        load_checkpoint(path)
+
+
 def test_a_file_of_another_kind_is_refused(saved):
     save_file({"x": torch.zeros(1)}, saved)
-    with pytest.raises(fl.SettingError, match="must be a fedlamb-checkpoint/1 file"):
+    with pytest.raises(fl.SettingError, match="must be a fedlamb-checkpoint/2 file"):
         SMALL.fit(fl.FedLAMB(lr=0.05)).restore(saved)
 
 

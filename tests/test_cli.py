@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import fedlamb as fl
+from fedlamb.cli import app
 from fedlamb.errors import SettingError
 from fedlamb.experiment import build_run, device_of
 from fedlamb.records import RunFolder
@@ -546,3 +548,18 @@ def test_a_run_on_a_folder_of_data_goes_on_from_elsewhere(tmp_path: Path) -> Non
     assert begun.returncode == 0, begun.stderr
     again = command("resume", "here/run", cache=tmp_path, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = Path("runs/same-second")
+    monkeypatch.setattr("fedlamb.cli.runs.new_name", lambda preset, kind: name)
+    monkeypatch.setattr("fedlamb.cli.sweeps.new_name", lambda preset, kind: name)
+    for command in (["run"], ["run"], ["sweep", "-g", "lr=0.01"]):
+        done = CliRunner().invoke(app, [*command, "-m", "fed-lamb", "-s", "federation.rounds=1"])
+        assert done.exit_code == 0, done.output
+    there = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert there == ["same-second", "same-second-2", "same-second-3"]
+    assert (tmp_path / "runs/same-second-3/sweep.json").exists()

@@ -152,3 +152,12 @@ def test_a_file_that_is_no_toml_is_told(tmp_path):
         fl.SettingError, match="preset = 'digit': is unknown; did you mean 'digits'"
     ):
         load_experiment("digit")
+
+
+def test_a_title_tells_of_other_data_than_the_presets() -> None:
+    plain = load_experiment("mnist-mlp-iid", ["federation.rounds=3", "data.root=/x"])
+    assert plain.title == load_experiment("mnist-mlp-iid").title != ""
+    other = load_experiment("mnist-mlp-iid", ["data.name=fashion_mnist", "model.hidden=[9]"])
+    assert other.title == f"{plain.title}, but data.name=fashion_mnist, model.hidden=[9]"
+    own = load_experiment("mnist-mlp-iid", ["data.name=fashion_mnist", "title=Mine"])
+    assert own.title == "Mine"

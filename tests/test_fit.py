@@ -192,7 +192,7 @@ def test_data_without_a_model_are_no_task() -> None:
         fl.fit(fl.FedSGD(lr=0.1), fl.digits(), clients=fl.iid(1437, 2), rounds=1)  # type: ignore[arg-type]
 
 
-def test_an_algorithm_that_changes_its_model_in_place_does_not_reach_the_task() -> None:
+def test_an_algorithm_that_changes_in_place_is_told_and_does_not_reach_the_task() -> None:
     class InPlace(fl.FedSGD):
         def client_step(self, local: Any, sent: Any, grad_at: Any) -> Any:
             gradient = grad_at(local.x)
@@ -202,5 +202,9 @@ def test_an_algorithm_that_changes_its_model_in_place_does_not_reach_the_task() 
 
     task = Small().task()
     before = {name: p.clone() for name, p in task.params.items()}
-    next(fl.fit(InPlace(lr=0.1), task, clients=Small().clients(), rounds=1, batch_size=4))
+    options: Any = {"clients": Small().clients(), "rounds": 1, "batch_size": 4}
+    run = fl.fit(InPlace(lr=0.1), task, **options)
+    with pytest.raises(fl.SettingError, match="algorithm = 'InPlace': must not change in place"):
+        next(run)
+    assert run.number == 0
     assert all(torch.equal(p, before[name]) for name, p in task.params.items())

@@ -186,6 +186,9 @@ def test_reproduce_tunes_runs_and_shows_and_does_nothing_twice(
     assert all(len(x["test_accuracy"]) == x["rounds"] for x in of_sgd)
     assert "fed-sgd" in done.output
     assert "tuning" in done.output.split("Digits")[-1]  # the last column has its place
+    two = CliRunner().invoke(app, [*options, str(tmp_path / "two"), "--workers", "2"])
+    assert two.exit_code == 0, two.output
+    assert without_time(tmp_path / "two", small) == without_time(tmp_path / "whole", small)
     before = results.path(small).read_bytes()
     again = CliRunner().invoke(app, [*options, str(tmp_path / "whole")])
     assert results.path(small).read_bytes() == before

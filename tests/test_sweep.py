@@ -55,6 +55,24 @@ def test_a_trial_that_diverges_does_not_harm_the_others() -> None:
     assert rounds[-1][1].metrics == pytest.approx(alone[-1].metrics, rel=1e-9)
 
 
+@pytest.mark.parametrize("rates", [[0.001, 1.0], [0.001, 1.0, 0.002, 1.5], [1.0, 1.2, 0.001]])
+def test_trials_that_diverge_later_and_together_do_not_harm_the_others(rates: list[float]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(400, 5, generator=draw).double()
+    data = x, x @ torch.randn(5, 1, generator=draw).double()
+    with torch.random.fork_rng():
+        task = fl.Task(nn.Linear(5, 1).double(), train=data, test=data)
+    options: Any = {"clients": fl.iid(400, n=6), "rounds": 60, "batch_size": 10}
+    together = fl.sweep(fl.FedSGD(lr=0.001), task, grid={"lr": rates}, **options)
+    rounds = list(together)
+    for number, rate in enumerate(rates):
+        alone = list(fl.fit(fl.FedSGD(lr=rate), task, **options))
+        assert (len(alone) < 60) == (rate >= 1)
+        found = [each[number] for each in rounds if each[number] is not None]
+        if rate < 1:
+            assert [r.metrics for r in found] == [pytest.approx(r.metrics, rel=1e-6) for r in alone]
+
+
 def test_chunks_of_trials_give_the_same(monkeypatch: Any) -> None:
     small = Small()
     options = {"clients": small.clients(), "rounds": 3, "batch_size": 3}

@@ -116,6 +116,11 @@ def _share(value: Any) -> bool:
     return _number(value) and 0 <= value < 1
 
 
+def _factors(schedule: Any) -> bool:
+    first: Any = schedule(1) if callable(schedule) else None
+    return isinstance(first, Tensor) or (_number(first) and 0 <= first < math.inf)
+
+
 _Rule = tuple[Callable[[Any], bool], str]
 _RULES: Mapping[str, _Rule] = {
     "lr": (_positive, "a positive number, for example 0.01"),
@@ -136,5 +141,8 @@ _RULES: Mapping[str, _Rule] = {
     "phi_min": (lambda v: _number(v) and 0 <= v < math.inf, "a number from 0 on"),
     "phi_max": (lambda v: _number(v) and v > 0, "a positive number, or inf"),
     "sync_every": (lambda v: is_whole(v) and v >= 1, "a whole number of rounds from 1 on"),
-    "schedule": (callable, "a function from round number to factor, such as StepDecay((30, 70))"),
+    "schedule": (
+        _factors,
+        "a function from round number to factor, from 0 on, such as StepDecay((30, 70))",
+    ),
 }

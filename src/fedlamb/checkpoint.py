@@ -1,6 +1,7 @@
 """Checkpoints: one safetensors file, written aside and renamed, so that it is whole or absent."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from .errors import SettingError
 from .files import written_aside
 
-_FORMAT = "fedlamb-checkpoint/1"
+_FORMAT = "fedlamb-checkpoint/2"
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -23,13 +24,15 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()
         # A file holds each tensor by itself, even where two share memory.
-        stored[name] = tensor.contiguous() if place not in seen else _copy(tensor)
+        stored[name] = (tensor.contiguous() if place not in seen else _copy(tensor)).cpu()
         seen.add(place)
+    text = json.dumps(facts)
+    metadata = {"format": _FORMAT, "facts": text, "checksum": _checksum(stored, text)}
     if not path.parent.is_dir() or path.is_dir():
         raise SettingError("checkpoint", str(path), "must be a file in a folder that exists")
     with written_aside(path) as aside:
         try:
-            save_file(stored, aside, metadata={"format": _FORMAT, "facts": json.dumps(facts)})
+            save_file(stored, aside, metadata=metadata)
         except SafetensorError as error:  # a full disk, for one
             raise OSError(f"{path} cannot be written; {error}") from error
 
@@ -38,12 +41,25 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a checkpoint."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
-            if facts.get("format") != _FORMAT:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
                 raise SettingError("checkpoint", str(path), f"must be a {_FORMAT} file")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(facts["facts"])  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise SettingError("checkpoint", str(path), f"cannot be read; {error}") from error
+    text = metadata["facts"]
+    if metadata["checksum"] != _checksum(tensors, text):
+        raise SettingError("checkpoint", str(path), "is damaged: its checksum does not fit")
+    return tensors, json.loads(text)
+
+
+def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
+    """Of everything in a file; finds bytes that a disk or a copy has changed."""
+    found = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        found = zlib.crc32(name.encode(), found)
+        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def is_whole(value: object) -> bool:
 def whole_number(setting: str, value: Any, least: int) -> int:
     """The value as a plain int, checked."""
     if not is_whole(value) or not least <= value < 2**63:
-        raise SettingError(setting, value, f"must be a whole number from {least} on")
+        raise SettingError(setting, value, f"must be a whole number from {least} on, below 2**63")
     return int(value)
 
 

@@ -148,6 +148,10 @@ def load_experiment(source: str, changes: Sequence[str] = ()) -> Experiment:
     table = _read(source)
     for change in changes:
         _apply(table, change)
+    # A preset's title tells of its data and model.
+    others = [c.strip() for c in changes if c.strip().startswith(("data.name", "model.", "split."))]
+    if others and table.get("title") and not any(c.strip().startswith("title") for c in changes):
+        table["title"] += f", but {', '.join(others)}"
     experiment = validate(table)
     folder = Path(experiment.data.name).expanduser()
     if experiment.data.name not in NAMES and folder.is_dir():

@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from ..errors import SettingError, unknown_name
+from ..experiment import device_of
 from ..records import environment, locked
 from ..report.table import spread
 from ..reproduce.panels import METHODS, panels_of
@@ -20,6 +21,7 @@ from ..reproduce.results import (
     first_round_at,
     of_curve,
 )
+from ..reproduce.side_by_side import Workers
 from ..reproduce.study import (
     Group,
     Wanted,
@@ -31,6 +33,7 @@ from ..reproduce.study import (
     tuned_values,
 )
 from ..reproduce.trials import Bench
+from ..settings import Engine
 from ..simulate.sweep import Together
 from ..simulate.work import assignments
 from .display import console, decoding, progress, stop_at_once
@@ -83,6 +86,10 @@ def reproduce(
         bool,
         typer.Option("--compile", help="Compile local steps; pays for whole panels on a GPU."),
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Trials side by side on a CPU, in a process each."),
+    ] = 1,
 ) -> None:
     """Reproduce the paper's figures: run what is not done yet, and print the table.
 
@@ -113,6 +120,8 @@ def reproduce(
         "compile": compile,
         "root": None if data_root is None else str(data_root.absolute()),
     }
+    if workers > 1 and device_of(Engine(device=engine["device"])).type == "cuda":
+        raise SettingError("--workers", workers, "is for a CPU; a GPU runs trials together")
     wanted = []
     for one in panels:
         curves = tuple(c for c in one.curves if not chosen or c.method in chosen)
@@ -125,7 +134,7 @@ def reproduce(
     try:
         for part in wanted:
             with locked(place.path(part.panel)), stop_at_once():
-                _run(part, place, engine)
+                _run(part, place, engine, workers)
             _show(part, place)
     except KeyboardInterrupt:
         console.print("Stopped; what is done is kept, and the same command goes on from there.")
@@ -133,11 +142,13 @@ def reproduce(
     console.print(f"Results: {results}", soft_wrap=True)
 
 
-def _run(wanted: Wanted, place: Results, engine: dict[str, Any]) -> None:
+def _run(wanted: Wanted, place: Results, engine: dict[str, Any], workers: int) -> None:
     console.print(f"{wanted.panel.title} ({wanted.panel.id})")
-    with decoding(wanted.panel.settings["data"]["name"]) as told, progress() as shown:
+    name = wanted.panel.settings["data"]["name"]
+    with decoding(name) as told, progress() as shown, Workers(workers) as crowd:
         begun = ""
-        bench = Bench(_together(engine["compile"]), shown.client)
+        alone = Bench(_together(engine["compile"]), shown.client)
+        bench = alone if workers == 1 else crowd
 
         def on_round(name: str, done: int, total: int, best: float | None) -> None:
             nonlocal begun

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -105,7 +106,7 @@ def compare(
         raise SettingError("methods", ",".join(methods), "names no method; leave -m out for all")
     if chosen:
         experiment = _select(experiment, chosen)
-    _start(experiment, out or new_folder(preset, "compare"))
+    _start(experiment, out, new_name(preset, "compare"))
 
 
 def run(
@@ -135,7 +136,7 @@ def run(
         raise unknown_name("method", method, ALGORITHMS)
     changed = with_options(of_method(method, changes or ()), data_root, device, workers)
     experiment = load_experiment(preset, changed).only(method)
-    _start(experiment, out or new_folder(preset, method))
+    _start(experiment, out, new_name(preset, method))
 
 
 def resume_run(
@@ -195,21 +196,37 @@ def _select(experiment: Experiment, methods: list[str]) -> Experiment:
     return experiment.model_copy(update={"algorithms": chosen})
 
 
-def new_folder(preset: str, kind: str) -> Path:
-    """A name under runs/ that no other run has."""
+def new_name(preset: str, kind: str) -> Path:
+    """For a folder under runs/; `made` sees to it that no two runs have it."""
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{Path(preset).stem}-{kind}-{stamp}"
 
 
-def _start(experiment: Experiment, folder: Path) -> None:
+def made(folder: Path, named: bool) -> Path:
+    """The folder; where the user has not named it, with a number if another run was faster."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = folder
+    for number in count(2):
+        try:
+            place.mkdir(exist_ok=named)
+            break
+        except FileExistsError:
+            if named:
+                raise
+            place = folder.with_name(f"{folder.name}-{number}")
+    return place
+
+
+def _start(experiment: Experiment, out: Path | None, otherwise: Path) -> None:
+    folder = out or otherwise
     if not leads():
         data = _data(experiment)
         folder = Path(Crew.join(device_of(experiment.engine)).told(""))
         return _carry_out(experiment, folder, data)
     leftovers = {".lock"}  # of a start that was refused
-    if folder.exists() and (not folder.is_dir() or {p.name for p in folder.iterdir()} - leftovers):
+    if out and out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - leftovers):
         raise SettingError(
-            "out", str(folder), "exists already and is not overwritten; name a new folder"
+            "out", str(out), "exists already and is not overwritten; name a new folder"
         )
     # Everything that can be wrong with the settings is wrong before anything is written.
     data = _data(experiment)
@@ -225,7 +242,7 @@ def _start(experiment: Experiment, folder: Path) -> None:
         right = f"must be at most {cohort}, the clients of a round; more would have nothing to do"
         raise SettingError("engine.workers", workers, right)
     settings = experiment.complete()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made(folder, named=out is not None)
     with locked(folder):
         if (folder / "settings.json").exists():  # another process was faster
             raise SettingError("out", str(folder), "exists already; name a new folder")

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..reproduce.trials import Bench
 from ..settings import Experiment, build_algorithm, load_experiment, plain_value, validate
 from ..simulate.sweep import Together
 from .display import console, decoding, progress, stop_at_once
-from .runs import Changes, DataRoot, Device, Out, Preset, new_folder, of_method, with_options
+from .runs import Changes, DataRoot, Device, Out, Preset, made, new_name, of_method, with_options
 
 
 def sweep(
@@ -72,8 +72,8 @@ def sweep(
         "seeds": seeds,
         "settings": experiments[0].only(method).complete(),
     }
-    folder = out or new_folder(preset, f"sweep-{method}")
-    _carry_out(folder, facts, experiments)
+    name = new_name(preset, f"sweep-{method}")
+    _carry_out(out or name, facts, experiments, lambda: _begin(out, name, facts))
 
 
 def resume_sweep(folder: Path, data_root: Path | None, device: str | None) -> None:
@@ -84,13 +84,16 @@ def resume_sweep(folder: Path, data_root: Path | None, device: str | None) -> No
     settings["engine"] |= {"device": device} if device else {}
     seeds = range(settings["seed"], settings["seed"] + facts["seeds"])
     experiments = [validate({**settings, "seed": seed}) for seed in seeds]
-    _carry_out(folder, facts, experiments, begun=True)
+    _carry_out(folder, facts, experiments, lambda: folder)
 
 
 def _carry_out(
-    folder: Path, facts: dict[str, Any], experiments: list[Experiment], begun: bool = False
+    folder: Path,
+    facts: dict[str, Any],
+    experiments: list[Experiment],
+    begin: Callable[[], Path],
 ) -> None:
-    """Runs what is left of a sweep, then shows the results."""
+    """Runs what is left of a sweep, then shows the results; `begin` makes its folder."""
     method, table = facts["method"], facts["grid"]
     points = [
         (dict(zip(table, values, strict=True)), experiment)
@@ -103,8 +106,7 @@ def _carry_out(
     if not (folder / "sweep.json").is_file():  # what is missing is told before a folder is made
         with decoding(experiments[0].data.name) as told:
             bench.points(method, points[:1], told)
-    if not begun:
-        _begin(folder, facts)
+    folder = begin()
     with locked(folder), stop_at_once():
         log = folder / "trials.jsonl"
         done = _finished(log)
@@ -165,14 +167,16 @@ def _first(table: dict[str, list[Any]]) -> dict[str, Any]:
     return {key: values[0] for key, values in table.items()}
 
 
-def _begin(folder: Path, facts: dict[str, Any]) -> None:
+def _begin(out: Path | None, otherwise: Path, facts: dict[str, Any]) -> Path:
+    """A new sweep's folder, or that of the same one, which goes on."""
+    folder = out or made(otherwise, named=False)
     known = folder / "sweep.json"
     if known.is_file():
         if json.loads(known.read_text(encoding="utf-8")) != json.loads(json.dumps(facts)):
             raise SettingError(
                 "out", str(folder), "holds a sweep with other settings; name a new folder"
             )
-        return
+        return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError(
             "out", str(folder), "exists already and is not overwritten; name a new folder"
@@ -180,6 +184,7 @@ def _begin(folder: Path, facts: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "environment.json", environment())
     write_json(known, facts)
+    return folder
 
 
 def _key(values: dict[str, Any], seed: int) -> str:

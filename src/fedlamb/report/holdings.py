@@ -38,4 +38,8 @@ def write(path: Path, title: str, held: NDArray[np.int64], names: list[str]) -> 
         yaxis_title="training rows",
         template="plotly_white",
     )
-    write_text(path, to_html(figure, include_plotlyjs=True, config={"displaylogo": False}))
+    page = to_html(figure, include_plotlyjs=True, config={"displaylogo": False})
+    write_text(path, page.replace("<head>", f"<head>{_VIEWPORT}", 1))
+
+
+_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -143,7 +143,7 @@ def html_table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in cells
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 _PAGE = """<!doctype html>
@@ -157,6 +157,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem;
         margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.5rem; margin-bottom: .2rem; }}
 p {{ color: #555; margin-top: 0; }}
+div:has(> table) {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; width: 100%; margin: 1.5rem 0; }}
 th, td {{ padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }}
 th:first-child, td:first-child {{ text-align: left; }}

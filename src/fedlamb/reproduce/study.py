@@ -18,13 +18,17 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import SettingError
+from ..experiment import load_data
 from ..settings import Experiment, validate
+from ..simulate.sweep import Point
 from ..tasks.decoded import Report
 from .panels import PANELS, Curve, Panel
 from .results import DIGITS, Line, Results, choose, final_lines, key_of, of_curve, score
+from .side_by_side import Job, Workers
 from .trials import Bench, Told
 
 Select = Literal["test", "validation"]
@@ -188,48 +192,63 @@ def run_group(
     group: Group,
     results: Results,
     engine: Mapping[str, Any],
-    bench: Bench,
+    bench: Bench | Workers,
     told: Callable[[str, int, int, float | None], None],
     decoded: Report,
 ) -> None:
-    """Runs the trials that are left of a group and writes their lines."""
+    """Runs the trials that are left of a group, and writes the line of each as it ends."""
     panel = wanted.panel
     experiments = {
         seed: experiment_of(panel, group, seed, wanted.select, engine)
         for seed in {seed for _, seed in group.points}
     }
-    points = bench.points(
-        group.method, [(values, experiments[seed]) for values, seed in group.points], decoded
-    )
-    first = points[0].run
-    settings = {**experiments[min(experiments)].model_dump(mode="json"), "algorithms": {}}
-    settings["data"]["root"] = None  # where it lay is nobody's business
-    session = results.begin(panel, settings)
-
-    def keep(number: int, lines: list[Line]) -> None:
-        values, seed = group.points[number]
-        results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
-
     keys = [
         _key(group.method, values, seed, group.rounds, wanted.select)
         for values, seed in group.points
     ]
     begun = results.folder / "partial"
     partial = [begun / f"{panel.figure}-{panel.name}-{short_name(key)}" for key in keys]
+    ended: Iterator[tuple[int, list[Line]]]
+    if isinstance(bench, Workers):
+        load_data(experiments[min(experiments)], decoded)  # which decodes it, once for all of them
+        each = zip(group.points, partial, strict=True)
+        jobs = [Job(group.method, v, experiments[seed], place) for (v, seed), place in each]
+        ended = bench.run(jobs, _named(told, f"{group.label} × {len(jobs)}"))
+    else:
+        given = [(values, experiments[seed]) for values, seed in group.points]
+        points = bench.points(group.method, given, decoded)
+        ended = _one_by_one(bench, points, partial, group, told)
+    settings = {**experiments[min(experiments)].model_dump(mode="json"), "algorithms": {}}
+    settings["data"]["root"] = None  # where it lay is nobody's business
+    session = results.begin(panel, settings)
+    for number, lines in ended:
+        values, seed = group.points[number]
+        results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
+        shutil.rmtree(partial[number])
+
+
+def _named(told: Callable[..., None], name: str) -> Told:
+    return lambda *now: told(name, *now)
+
+
+def _one_by_one(
+    bench: Bench,
+    points: Sequence[Point],
+    partial: Sequence[Path],
+    group: Group,
+    told: Callable[[str, int, int, float | None], None],
+) -> Iterator[tuple[int, list[Line]]]:
+    """The number of each trial and the lines of its rounds; on a GPU small models run together."""
+    first = points[0].run
     if first.task.device.type == "cuda" and first.executor == "vectorised":
         name = f"{group.label} × {len(points)}"
         told(name, 0, group.rounds, None)
-        lines = bench.run_together(points, partial, lambda *now: told(name, *now))
-        for number, rounds in enumerate(lines):
-            keep(number, rounds)
-            shutil.rmtree(partial[number])
+        yield from enumerate(bench.run_together(points, partial, _named(told, name)))
         return
     for number, point in enumerate(points):
         name = f"{group.label} {number + 1}/{len(points)}"
-        alone: Told = lambda *now, name=name: told(name, *now)  # noqa: E731
-        alone(0, group.rounds, None)
-        keep(number, bench.run_alone(point, partial[number], alone))
-        shutil.rmtree(partial[number])
+        told(name, 0, group.rounds, None)
+        yield number, bench.run_alone(point, partial[number], _named(told, name))
 
 
 def experiment_of(

@@ -91,6 +91,8 @@ def fit(
         raise SettingError("fraction", fraction, "must be above 0 and at most 1, for example 0.5")
     if weighting not in ("uniform", "examples"):
         raise SettingError("weighting", weighting, "must be 'uniform' or 'examples'")
+    if not isinstance(compile, bool):
+        raise SettingError("compile", compile, "must be True or False")
     missing = [name for name in _FUNCTIONS if not callable(getattr(algorithm, name, None))]
     if isinstance(algorithm, type) or len(missing) == len(_FUNCTIONS):
         right = "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
@@ -102,7 +104,11 @@ def fit(
     rows: Rows | PerRound
     if isinstance(clients, PerRound):
         rows = clients
-        _client_rows(clients.deal(cohort_size(clients.n, fraction), seed), task)
+        active = cohort_size(clients.n, fraction)
+        parts = len(_client_rows(clients.deal(active, seed), task))
+        if parts != active:
+            right = f"must deal to the {active} clients of a round, as many as it is asked for"
+            raise SettingError("clients.deal", f"{parts} parts", right)
     else:
         rows = _client_rows(clients, task)
     plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)

@@ -1,6 +1,8 @@
 """The loop executor: clients one after another, any model, memory of one client."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ from torch.utils._pytree import tree_map as tree_map_all
 
 from ..algorithm import AnyAlgorithm
 from ..algorithms import ALGORITHMS
+from ..errors import SettingError
 from ..local_round import Gradients, Outcome, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
@@ -57,6 +60,7 @@ class Loop:
             large = sum(p.numel() for p in task.params.values()) >= _LARGE
             lanes = 6 if large else 1
         self._lanes = [_Lane(task.device) for _ in range(lanes)]
+        self._trusted = type(algorithm) in ALGORITHMS.values()
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
@@ -107,7 +111,11 @@ class Loop:
             return lane.handed_over(outcome)
         state = self.store.state(each.client)
         given = self.gradients, state, sent, buffers, Batch(each.rows), each.batches()
-        return local_round(self.algorithm, *given, steps=self._compiled)
+        if self._trusted:
+            return local_round(self.algorithm, *given, steps=self._compiled)
+        self._trusted = True  # after the first client of an algorithm of one's own
+        with _untouched(self.algorithm, state, sent):
+            return local_round(self.algorithm, *given, steps=self._compiled)
 
     def _on_the_gpu(
         self,
@@ -148,6 +156,17 @@ class Loop:
         # The next client's round will be written over this one's.
         plain = partial(torch.clone, memory_format=torch.contiguous_format)
         return tree_map_all(plain, outcome)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _untouched(algorithm: AnyAlgorithm, state: Any, sent: Any) -> Iterator[None]:
+    """Raises where a client's round changes in place what it was given."""
+    given = [t for t in tree_flatten((state, sent))[0] if isinstance(t, Tensor)]
+    versions = [t._version for t in given]
+    yield
+    if versions != [t._version for t in given]:
+        right = "must not change in place what it is given: x - y rather than x.sub_(y)"
+        raise SettingError("algorithm", type(algorithm).__name__, right)
 
 
 def _same_but_start(one: Task, two: Task) -> bool:

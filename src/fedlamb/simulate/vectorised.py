@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +190,7 @@ class Stack:
         self._ready = queues, self._laid_out(queues)
 
     def _laid_out(self, work: Sequence[list[Assignment]]) -> tuple[Named, Schedule, Named]:
-        if self._ready is not None and all(map(_same, self._ready[0], work)):
+        if self._ready is not None and _same_work(self._ready[0], work):
             ready, self._ready = self._ready[1], None
             return ready
         like = next(iter(self.task.params.values()))
@@ -265,8 +266,11 @@ def _longest_first(each: Assignment) -> int:
     return -len(each.sizes)
 
 
-def _same(one: list[Assignment], two: list[Assignment]) -> bool:
-    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+def _same_work(one: Sequence[list[Assignment]], two: Sequence[list[Assignment]]) -> bool:
+    if [len(trial) for trial in one] != [len(trial) for trial in two]:
+        return False
+    pairs = zip(chain(*one), chain(*two), strict=True)
+    return all(a is b for a, b in pairs)
 
 
 def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

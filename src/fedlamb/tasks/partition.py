@@ -216,7 +216,12 @@ def _even(samples: int, n: int) -> Counts:
 
 
 def _labels(labels: Any) -> NDArray[np.int64]:
-    found = torch.as_tensor(labels).cpu().numpy()
+    try:
+        found = torch.as_tensor(labels).cpu().numpy()
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            "labels", type(labels).__name__, f"must be one whole number for each row; {error}"
+        ) from error
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise SettingError(
             "labels", f"{found.dtype} {found.shape}", "must be one whole number for each row"

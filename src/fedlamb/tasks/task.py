@@ -207,6 +207,9 @@ class Task:
                 f"inputs {_example(xt)}, targets {_example(yt)} each",
                 f"must have the shapes of train: inputs {_example(x)}, targets {_example(y)} each",
             )
+        if y.is_floating_point() != yt.is_floating_point():
+            right = f"must have targets like those of train, which are {y.dtype}"
+            raise SettingError("test", f"{yt.dtype} targets", right)
         name = type(self.model).__name__
         fits = f"must fit inputs of shape {_example(x)} and targets of shape {_example(y)} each"
         with torch.no_grad(), own_random_state(self.device), warnings.catch_warnings():
