@@ -1,6 +1,7 @@
 """Bad input: one sentence that names the setting, the value and what would be right."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -303,3 +304,20 @@ def test_an_algorithm_that_lacks_a_part_is_told_which() -> None:
 
     with pytest.raises(fl.SettingError, match="'Part': lacks broadcast, client_begin; an algor"):
         fl.fit(Part(lr=0.1), Small().task(), clients=Small().clients(), rounds=1)
+
+
+def test_an_algorithm_whose_server_loses_the_model_is_told_where() -> None:
+    class Starts(fl.FedSGD):
+        def server_init(self, params: Any) -> Any:
+            return {"params": params}
+
+    class Updates(fl.FedSGD):
+        def server_update(self, server: Any, mean: Any) -> Any:
+            kept = dict(list(server.params.items())[1:])
+            return super().server_update(server, mean)._replace(params=kept)
+
+    options: Any = {"clients": Small().clients(), "rounds": 1, "batch_size": 4}
+    with pytest.raises(fl.SettingError, match=r"'Starts': must return from server_init a state"):
+        fl.fit(Starts(lr=0.1), Small().task(), **options)
+    with pytest.raises(fl.SettingError, match=r"'Updates': must return from server_update a state"):
+        next(fl.fit(Updates(lr=0.1), Small().task(), **options))

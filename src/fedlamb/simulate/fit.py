@@ -137,6 +137,7 @@ class Run(Iterator[Round]):
         self.number = 0
         # A copy: an algorithm of one's own that changes it in place must not reach the task.
         self.server = algorithm.server_init({name: p.clone() for name, p in task.params.items()})
+        self._check_server("server_init", self.server)
         self.buffers = task.buffers
         self.store = ClientStore(lambda: algorithm.client_init(task.params))
         self.on_client: Callable[[int, int], None] = lambda done, cohort: None
@@ -161,6 +162,14 @@ class Run(Iterator[Round]):
         share = Share(self.plan, self.crew, stateless)
         own = kind(self.algorithm, self.task, share, self.weighting, self.store)
         return Distributed(own, share, self.weighting)
+
+    def _check_server(self, function: str, server: Any) -> None:
+        """Every server state holds the whole model."""
+        params = getattr(server, "params", None)
+        shapes = {name: p.shape for name, p in self.task.params.items()}
+        if not isinstance(params, dict) or {n: p.shape for n, p in params.items()} != shapes:
+            right = f"must return from {function} a state whose `params` are the model's"
+            raise SettingError("algorithm", type(self.algorithm).__name__, right)
 
     def share_programs(self, other: "Run") -> bool:
         """Takes over what another run has compiled and recorded; says whether it could take all.
@@ -203,6 +212,8 @@ class Run(Iterator[Round]):
             sent = self.algorithm.broadcast(self.server)
             collected = self._executor.run(self.number + 1, sent, self.buffers, self.on_client)
             server = self.algorithm.server_update(self.server, collected.report)
+        if self.number == 0:
+            self._check_server("server_update", server)
         metrics = self.task.evaluate(server.params, collected.buffers, self.crew, self._outputs_of)
         return self.close(sent, collected, server, metrics, time.perf_counter() - start)
 
