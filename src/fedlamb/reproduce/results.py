@@ -123,14 +123,17 @@ def first_round_at(lines: Sequence[Line], target: float) -> int | None:
 
 
 def revision() -> str | None:
-    """Of the sources, where they lie in a repository; $FEDLAMB_REVISION tells it elsewhere."""
+    """Of the sources, where they lie in a repository, and whether they were changed since;
+    $FEDLAMB_REVISION tells it elsewhere."""
     told = os.environ.get("FEDLAMB_REVISION")
     if told:
         return told
-    git = ["git", "-C", str(Path(__file__).parent)]
+    git = ["git", "-C", str(Path(__file__).parent.parent)]  # the package: results change, too
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "."], capture_output=True, text=True
+        )
     except OSError:
         return None
     if head.returncode != 0:
