@@ -563,3 +563,16 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(
     there = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert there == ["same-second", "same-second-2", "same-second-3"]
     assert (tmp_path / "runs/same-second-3/sweep.json").exists()
+
+
+@pytest.mark.parametrize("damaged", ["garbage\n", ""])
+def test_a_report_of_damaged_metrics_says_so(damaged: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ["-m", "fed-lamb", "-s", "federation.rounds=2", "--out", str(folder)]
+    assert CliRunner().invoke(app, ["run", *options]).exit_code == 0
+    page = (folder / "report.html").read_bytes()
+    (folder / "metrics.jsonl").write_text(damaged)
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert isinstance(done.exception, SettingError)
+    assert "has 0 readable lines in metrics.jsonl for 2 finished rounds" in str(done.exception)
+    assert (folder / "report.html").read_bytes() == page

@@ -88,12 +88,7 @@ class RunFolder:
         """Drops lines past round `number`, and a line that a crash cut short."""
         kept = self.metrics()[:number]
         if len(kept) < number:
-            raise SettingError(
-                "run folder",
-                str(self.path),
-                f"has {len(kept)} readable lines in metrics.jsonl for {number} finished rounds; "
-                "put the file back as it was",
-            )
+            raise too_few(self.path, len(kept), number)
         write_text(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def summarise(self, method: str, status: Status, target: float) -> Summary:
@@ -175,6 +170,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return lines
+
+
+def too_few(path: Path, lines: int, rounds: int) -> SettingError:
+    """The error for metrics that do not hold all rounds that were finished."""
+    right = (
+        f"has {lines} readable lines in metrics.jsonl for {rounds} finished rounds; put the file "
+        "back as it was, or begin a new run"
+    )
+    return SettingError("run folder", str(path), right)
 
 
 def summary_of(method: str, status: Status, target: float, lines: list[dict[str, Any]]) -> Summary:

@@ -22,6 +22,7 @@ from ..records import (
     locked,
     read_metrics,
     summary_of,
+    too_few,
     write_json,
 )
 from ..report import page
@@ -319,9 +320,13 @@ def summaries_of(experiment: Experiment, folder: Path) -> list[Summary]:
         if (place / "metrics.jsonl").exists():
             known = place / "summary.json"
             status: Status = "interrupted"
+            lines = read_metrics(place)
             if known.exists():
-                status = json.loads(known.read_text())["status"]
-            found.append(summary_of(method, status, experiment.target, read_metrics(place)))
+                before = json.loads(known.read_text())
+                status = before["status"]
+                if len(lines) < before["rounds"]:
+                    raise too_few(place, len(lines), before["rounds"])
+            found.append(summary_of(method, status, experiment.target, lines))
     return found
 
 
