@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import fedlamb as fl
 from fedlamb.plan import Plan
 from fedlamb.simulate.crew import Crew
-from fedlamb.simulate.distributed import Share
+from fedlamb.simulate.distributed import Share, balanced
+from problems import Small
 from test_cli import SMALL, command, results
 
 HERE = Path(__file__).parent
@@ -73,6 +77,32 @@ def test_the_leader_has_the_smallest_share_of_clients_without_state(
     own = [Share(plan, Crew(rank, size), stateless=True).own(1) for rank in range(size)]
     assert [len(clients) for clients in own] == shares
     assert sorted(client for clients in own for client in clients) == [0, 1, 2, 3, 4]
+
+
+@given(
+    cohort=st.sets(st.integers(0, 60), min_size=1, max_size=30).map(sorted),
+    size=st.integers(1, 7),
+)
+def test_clients_with_state_are_shared_evenly_and_few_of_them_travel(
+    cohort: list[int], size: int
+) -> None:
+    hosts = balanced(cohort, Crew(0, size))
+    assert sorted(hosts) == cohort
+    shares = [list(hosts.values()).count(rank) for rank in range(size)]
+    assert max(shares) - min(shares) <= 1
+    owned = [sum(client % size == rank for client in cohort) for rank in range(size)]
+    least, more = divmod(len(cohort), size)
+    # Each keeps what it owns up to its share; as many as can be have the larger share for it.
+    above = sum(number > least for number in owned)
+    fewest = sum(max(0, number - least) for number in owned) - min(above, more)
+    assert sum(host != client % size for client, host in hosts.items()) == fewest
+
+
+def test_states_travel_in_the_runs_that_are_compared() -> None:
+    for size in (2, 3):
+        run = Small(sizes=(6, 6, 6, 6, 6), rounds=10).fit(fl.FedAMS(lr=0.1), fraction=0.4)
+        share = Share(run.plan, Crew(0, size), stateless=False)
+        assert sum(bool(share.visits(number)) for number in range(1, 11)) >= 2
 
 
 def test_workers_are_stopped_resumed_and_give_the_same_bits(tmp_path: Path) -> None:

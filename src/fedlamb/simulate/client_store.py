@@ -31,6 +31,8 @@ class ClientStore:
         self.limit = _quarter_of_memory() if limit is None else limit
         self.states: dict[int, Any] = {}
         """Those in memory, the one that took part longest ago first."""
+        self.guests: dict[int, Any] = {}
+        """States of clients of other processes, for one round."""
         self.held: dict[int, dict[str, int]] = {}
         self._spilled: dict[int, Path] = {}
         self._folder: Path | None = None
@@ -44,6 +46,8 @@ class ClientStore:
 
     def state(self, client: int) -> Any:
         """The client's state from the last round it took part in, or a fresh one."""
+        if client in self.guests:
+            return self.guests[client]
         if client in self.states:
             return self.states[client]
         fresh = self._init()

@@ -53,9 +53,13 @@ class Crew:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
 
+    def owner(self, client: int) -> int:
+        """The process that keeps the client's state."""
+        return client % self.size
+
     def owns(self, client: int) -> bool:
-        """Whether this process runs the client and keeps its state."""
-        return client % self.size == self.rank
+        """Whether that is this one."""
+        return self.owner(client) == self.rank
 
     def mean(self, part: Any, weight: float) -> Any:
         """The weighted mean of each process's tree of tensors."""
@@ -107,6 +111,18 @@ class Crew:
             data = torch.zeros(int(length), dtype=torch.uint8, device=device)
         self._try(dist.broadcast, data, src=0)
         return bytes(data.tolist()).decode()
+
+    def handed_over(self, state: Any, sender: int, receiver: int) -> Any:
+        """The sender's state, at both; what the receiver gives is of the same form."""
+        leaves, structure = tree_flatten(state)
+        if self.rank == sender:
+            for leaf in leaves:
+                self._try(dist.send, leaf.contiguous(), dst=receiver)
+            return state
+        found = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in leaves]
+        for leaf in found:
+            self._try(dist.recv, leaf, src=sender)
+        return tree_unflatten(found, structure)
 
     def gathered(
         self, states: Mapping[int, Any], like: Any, device: torch.device

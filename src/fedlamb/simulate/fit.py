@@ -161,7 +161,7 @@ class Run(Iterator[Round]):
         stateless = not tree_flatten(self.store.fresh())[0]
         share = Share(self.plan, self.crew, stateless)
         own = kind(self.algorithm, self.task, share, self.weighting, self.store)
-        return Distributed(own, share, self.weighting)
+        return Distributed(own, share, self.weighting, self.store)
 
     def _check_server(self, function: str, server: Any) -> None:
         """Every server state holds the whole model."""
