@@ -72,6 +72,8 @@ def test_what_goes_wrong_is_told(tmp_path: Path) -> None:
     bad = jobs(tmp_path, [0.01])[0]._replace(values={"lr": -1.0})
     with Workers(2) as workers, pytest.raises(CrewError, match=r"'lr': -1.0}: .*lr"):
         list(workers.run([bad], nobody))
+    with Workers(1) as workers, pytest.raises(CrewError, match="the same command goes on"):
+        _ended(workers, jobs(tmp_path, [0.01]))
     workers = Workers(1)
 
     def kill(done: int, total: int, best: float | None) -> None:
@@ -80,6 +82,14 @@ def test_what_goes_wrong_is_told(tmp_path: Path) -> None:
 
     with workers, pytest.raises(CrewError, match="the same command goes on"):
         list(workers.run(jobs(tmp_path, [0.01], rounds=100_000), kill))
+
+
+def _ended(workers: Workers, given: list[Job]) -> None:
+    """Asks a process that is there no more."""
+    (process,) = workers._started()
+    process.kill()
+    process.wait()
+    list(workers.run(given, nobody))
 
 
 SCRIPT = """

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -62,7 +63,10 @@ class Workers:
         for thread in self._threads:
             thread.join()  # it reads what an ended process has left
         for process in self._processes:
-            process.__exit__(None, None, None)  # closes its pipes
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # where something was left to send
+                    if pipe is not None:
+                        pipe.close()
 
     def run(self, jobs: Sequence[Job], told: Told) -> Iterator[tuple[int, list[Line]]]:
         """The number of each job and the lines of its rounds, as the jobs end.
