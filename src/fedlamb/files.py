@@ -78,3 +78,16 @@ else:
 
     def _lock(file: IO[str], wait: bool) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def make_new(folder: Path) -> Path:
+    """Makes the folder; under a number of its own where another process was faster."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place, number = folder, 1
+    while True:
+        try:
+            place.mkdir()
+            return place
+        except FileExistsError:
+            number += 1
+            place = folder.with_name(f"{folder.name}-{number}")

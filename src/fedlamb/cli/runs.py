@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from rich.table import Table
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
 from ..experiment import build_run, device_of, load_data
+from ..files import make_new
 from ..records import (
     RunFolder,
     Status,
@@ -198,24 +198,9 @@ def _select(experiment: Experiment, methods: list[str]) -> Experiment:
 
 
 def new_name(preset: str, kind: str) -> Path:
-    """For a folder under runs/; `made` sees to it that no two runs have it."""
+    """For a folder under runs/; `make_new` sees to it that no two runs have it."""
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{Path(preset).stem}-{kind}-{stamp}"
-
-
-def made(folder: Path, named: bool) -> Path:
-    """The folder; where the user has not named it, with a number if another run was faster."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    place = folder
-    for number in count(2):
-        try:
-            place.mkdir(exist_ok=named)
-            break
-        except FileExistsError:
-            if named:
-                raise
-            place = folder.with_name(f"{folder.name}-{number}")
-    return place
 
 
 def _start(experiment: Experiment, out: Path | None, otherwise: Path) -> None:
@@ -243,7 +228,9 @@ def _start(experiment: Experiment, out: Path | None, otherwise: Path) -> None:
         right = f"must be at most {cohort}, the clients of a round; more would have nothing to do"
         raise SettingError("engine.workers", workers, right)
     settings = experiment.complete()
-    folder = made(folder, named=out is not None)
+    if out is None:
+        folder = make_new(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         if (folder / "settings.json").exists():  # another process was faster
             raise SettingError("out", str(folder), "exists already; name a new folder")

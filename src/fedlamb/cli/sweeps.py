@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError, unknown_name
-from ..files import append_lines, whole_lines
+from ..files import append_lines, make_new, whole_lines
 from ..records import environment, locked, summary_of, write_json
 from ..report import page
 from ..report.sweep_page import headings, ranked, write_sweep_page
@@ -24,7 +24,7 @@ from ..reproduce.trials import Bench
 from ..settings import Experiment, build_algorithm, load_experiment, plain_value, validate
 from ..simulate.sweep import Together
 from .display import console, decoding, progress, stop_at_once
-from .runs import Changes, DataRoot, Device, Out, Preset, made, new_name, of_method, with_options
+from .runs import Changes, DataRoot, Device, Out, Preset, new_name, of_method, with_options
 
 
 def sweep(
@@ -169,7 +169,7 @@ def _first(table: dict[str, list[Any]]) -> dict[str, Any]:
 
 def _begin(out: Path | None, otherwise: Path, facts: dict[str, Any]) -> Path:
     """A new sweep's folder, or that of the same one, which goes on."""
-    folder = out or made(otherwise, named=False)
+    folder = out or make_new(otherwise)
     known = folder / "sweep.json"
     if known.is_file():
         if json.loads(known.read_text(encoding="utf-8")) != json.loads(json.dumps(facts)):
