@@ -143,10 +143,7 @@ def _serve(
                 event = json.loads(process.stdout.readline())
                 events.put((number, event))
         except (OSError, ValueError):
-            ended = (
-                "a process that ran trials has ended; the same command goes on from what is saved"
-            )
-            events.put((number, {"error": ended}))
+            events.put((number, {"error": _ENDED}))
             return
 
 
