@@ -151,7 +151,7 @@ def convolution_and_pool(x: Tensor, weight: Tensor, bias: Tensor, **options: Any
     return [y.detach(), *found]
 
 
-def whole_numbers(*shape: int, dtype: torch.dtype) -> Tensor:
+def whole_numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Few of them, so that sums are exact and many pixels are equal."""
     draw = torch.Generator().manual_seed(sum(shape))
     return torch.randint(-2, 3, shape, generator=draw).to(dtype)

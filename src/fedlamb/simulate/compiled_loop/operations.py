@@ -14,9 +14,10 @@ def define(
     shapes: Callable[..., Any],
     devices: Sequence[str] = ("CPU",),
 ) -> None:
-    """Makes `torch.ops.fedlamb.NAME`; `shapes` gives results without their values."""
+    """Makes `torch.ops.fedlamb.NAME`; `shapes` gives results without their values. The function
+    must take its tensors however they are laid out: else the compiler would copy some of them."""
     name = schema.partition("(")[0]
-    _library.define(schema)
+    _library.define(schema, tags=(torch.Tag.flexible_layout,))
     for device in devices:
         _library.impl(name, function, device)
     torch.library.register_fake(f"fedlamb::{name}", shapes, lib=_library)

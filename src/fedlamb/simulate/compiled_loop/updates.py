@@ -38,15 +38,21 @@ def inside_products(graph: GraphModule) -> GraphModule:
         a, b = product.args
         with graph.graph.inserting_before(node):
             if _kind(a).shape.numel() <= _kind(b).shape.numel():
-                a = graph.graph.call_function(aten.mul.Tensor, (a, scale))
+                a = _scaled(graph, a, scale)
             else:
-                b = graph.graph.call_function(aten.mul.Tensor, (b, scale))
+                b = _scaled(graph, b, scale)
             both = graph.graph.call_function(aten.addmm.default, (weight, a, b))
         both.meta = dict(node.meta)
         node.replace_all_uses_with(both)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _scaled(graph: GraphModule, factor: Node, scale: Node) -> Node:
+    found = graph.graph.call_function(aten.mul.Tensor, (factor, scale))
+    found.meta = dict(factor.meta)
+    return found
 
 
 def _scaled_product(node: object) -> tuple[Node, Any] | None:

@@ -1,0 +1,104 @@
+"""Large products of matrices in compiled programs on a CPU."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fedlamb as fl
+from fedlamb.simulate.compiled_loop import program
+from fedlamb.simulate.compiled_loop.products import by_onednn
+from fedlamb.tasks.models import build_model
+from test_compiled_loop import compiles, whole_numbers
+
+# torch's compiler warns of what it imports itself.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+
+
+def layouts(rows: int, columns: int) -> Iterator[Tensor]:
+    yield whole_numbers(rows, columns)
+    yield whole_numbers(columns, rows).t()
+    yield whole_numbers(rows, 2 * columns)[:, ::2]
+    yield whole_numbers(rows + 3, columns + 5)[3:, 5:]
+    yield whole_numbers(1, columns).expand(rows, columns)
+    yield whole_numbers(rows, 1).expand(rows, columns)
+
+
+@onednn
+@pytest.mark.parametrize("sizes", [(48, 30, 77), (1, 200, 60), (70, 1, 160), (33, 65, 1)])
+def test_a_product_is_exact_however_its_matrices_lie(sizes: tuple[int, int, int]) -> None:
+    rows, inner, columns = sizes
+    for a, b in itertools.product(layouts(rows, inner), layouts(inner, columns)):
+        biases = whole_numbers(columns), whole_numbers(2 * columns)[::2]
+        for added in (None, *biases, *layouts(rows, columns)):
+            found = torch.ops.fedlamb.product(a, b, added)
+            exact = a.long() @ b.long() + (0 if added is None else added.long())
+            assert torch.equal(found.long(), exact)
+            assert found.is_contiguous()
+
+
+@onednn
+@pytest.mark.parametrize("added", [None, (200,), (128, 200)])
+def test_large_products_are_taken_by_onednn(added: Any) -> None:
+    def function(a: Tensor, b: Tensor, *more: Tensor) -> Tensor:
+        return torch.addmm(*more, a, b) if more else a @ b
+
+    more = [] if added is None else [whole_numbers(*added)]
+    given = whole_numbers(128, 64), whole_numbers(64, 200), *more
+    graph = by_onednn(make_fx(function)(*given))
+    assert "fedlamb.product" in graph.code
+    assert "aten.mm" not in graph.code
+    assert "aten.addmm" not in graph.code
+    assert torch.equal(graph(*given), function(*given))
+
+
+@pytest.mark.parametrize("stop", ["small", "dtype", "column", "scaled", "no oneDNN"])
+def test_others_are_left_alone(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(a: Tensor, b: Tensor, added: Tensor) -> Tensor:
+        if stop == "scaled":
+            return torch.addmm(added, a, b, beta=2.0)
+        return torch.addmm(added, a, b)
+
+    if stop == "no oneDNN":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    dtype = torch.float64 if stop == "dtype" else torch.float32
+    inner = 40 if stop == "small" else 64
+    shape = (128, 1) if stop == "column" else (200,)
+    shapes = (128, inner), (inner, 200), shape
+    given = [whole_numbers(*each, dtype=dtype) for each in shapes]
+    graph = by_onednn(make_fx(function)(*given))
+    assert "fedlamb.product" not in graph.code
+    assert torch.equal(graph(*given), function(*given))
+
+
+@compiles
+@onednn
+@pytest.mark.parametrize("algorithm", [fl.FedSGD(lr=0.1), fl.FedLAMB(lr=0.01), fl.Mime(lr=1e-4)])
+def test_a_wide_network_takes_the_same_steps(
+    algorithm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(graph: Any) -> Any:
+        seen.append(by_onednn(graph).code)
+        return graph
+
+    monkeypatch.setattr(program, "by_onednn", watched)
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(256, 1, 20, 20, generator=draw), torch.arange(256) % 10
+    task = fl.Task(build_model("mlp", (1, 20, 20), 10, hidden=[100]), (x, y), (x, y))
+    options: Any = {"clients": fl.iid(256, 2), "rounds": 3, "batch_size": 64, "executor": "loop"}
+    one, two = (fl.fit(algorithm, task, compile=compile, **options) for compile in (False, True))
+    for plain, compiled in zip(one, two, strict=True):
+        assert compiled.metrics == pytest.approx(plain.metrics, rel=1e-4)
+    for name, value in one.params.items():
+        torch.testing.assert_close(two.params[name], value, rtol=1e-4, atol=1e-6)
+    # Of the first layer, forward and for the gradient of its weights.
+    steps = [code for code in seen if "nll_loss" in code]
+    assert steps
+    assert all(code.count("fedlamb.product") == 2 for code in steps)
