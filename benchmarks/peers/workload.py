@@ -6,7 +6,7 @@ NumPy only, so that every contestant's environment can import it.
 import argparse
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,6 @@ def cohort(draw: np.random.Generator) -> list[int]:
     return draw.choice(CLIENTS, COHORT, replace=False).tolist()
 
 
-def report(seconds: list[float], accuracy: list[float], **more: float) -> None:
+def report(seconds: list[float], accuracy: list[float], **more: Any) -> None:
     """The contestant's last line of output."""
     print(json.dumps({"seconds": seconds, "accuracy": accuracy, **more}), flush=True)
