@@ -1,17 +1,22 @@
-"""Large products of matrices in compiled programs on a CPU."""
+"""Large products of matrices on a CPU: in linear layers and in compiled programs."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import skip_init
 
 import fedlamb as fl
 from fedlamb.simulate.compiled_loop import program
-from fedlamb.simulate.compiled_loop.products import by_onednn
+from fedlamb.simulate.compiled_loop.products import faster_products
+from fedlamb.tasks import linear
+from fedlamb.tasks.linear import with_fast_linear
 from fedlamb.tasks.models import build_model
 from test_compiled_loop import compiles, whole_numbers
 
@@ -44,13 +49,13 @@ def test_a_product_is_exact_however_its_matrices_lie(sizes: tuple[int, int, int]
 
 @onednn
 @pytest.mark.parametrize("added", [None, (200,), (128, 200)])
-def test_large_products_are_taken_by_onednn(added: Any) -> None:
+def test_large_products_are_taken_faster_products(added: Any) -> None:
     def function(a: Tensor, b: Tensor, *more: Tensor) -> Tensor:
         return torch.addmm(*more, a, b) if more else a @ b
 
     more = [] if added is None else [whole_numbers(*added)]
     given = whole_numbers(128, 64), whole_numbers(64, 200), *more
-    graph = by_onednn(make_fx(function)(*given))
+    graph = faster_products(make_fx(function)(*given))
     assert "fedlamb.product" in graph.code
     assert "aten.mm" not in graph.code
     assert "aten.addmm" not in graph.code
@@ -71,7 +76,7 @@ def test_others_are_left_alone(stop: str, monkeypatch: pytest.MonkeyPatch) -> No
     shape = (128, 1) if stop == "column" else (200,)
     shapes = (128, inner), (inner, 200), shape
     given = [whole_numbers(*each, dtype=dtype) for each in shapes]
-    graph = by_onednn(make_fx(function)(*given))
+    graph = faster_products(make_fx(function)(*given))
     assert "fedlamb.product" not in graph.code
     assert torch.equal(graph(*given), function(*given))
 
@@ -85,10 +90,10 @@ def test_a_wide_network_takes_the_same_steps(
     seen = []
 
     def watched(graph: Any) -> Any:
-        seen.append(by_onednn(graph).code)
+        seen.append(faster_products(graph).code)
         return graph
 
-    monkeypatch.setattr(program, "by_onednn", watched)
+    monkeypatch.setattr(program, "faster_products", watched)
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(256, 1, 20, 20, generator=draw), torch.arange(256) % 10
     task = fl.Task(build_model("mlp", (1, 20, 20), 10, hidden=[100]), (x, y), (x, y))
@@ -102,3 +107,53 @@ def test_a_wide_network_takes_the_same_steps(
     steps = [code for code in seen if "nll_loss" in code]
     assert steps
     assert all(code.count("fedlamb.product") == 2 for code in steps)
+
+
+@onednn
+@pytest.mark.parametrize("shape", [(128,), (4, 32), (2, 8, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_is_the_same_forward_and_backward(
+    shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    apply = linear._Linear.apply
+    monkeypatch.setattr(linear._Linear, "apply", lambda *a: taken.append(1) or apply(*a))
+    plain = skip_init(nn.Linear, 96, 128, bias=bias)
+    plain.load_state_dict({n: whole_numbers(*p.shape) for n, p in plain.named_parameters()})
+    fast = with_fast_linear(copy.deepcopy(plain))
+    found = []
+    for layer in (plain, fast):
+        x = whole_numbers(*shape, 96).requires_grad_()
+        y = layer(x)
+        gradients = torch.autograd.grad(y, [x, *layer.parameters()], whole_numbers(*y.shape))
+        found.append([y, *gradients])
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+    assert taken == [1]
+
+
+@onednn
+@pytest.mark.parametrize("case", ["small", "one row", "float64", "autocast", "torch.func"])
+def test_other_layers_are_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear._Linear, "apply", None)
+    dtype = torch.float64 if case == "float64" else torch.float32
+    fast = with_fast_linear(skip_init(nn.Linear, 1024, 1024, dtype=dtype))
+    x = whole_numbers(2, 1024, dtype=dtype)
+    if case == "small":
+        fast, x = with_fast_linear(skip_init(nn.Linear, 16, 4)), x[:, :16]
+    if case == "torch.func":
+        grad(lambda x: fast(x).sum())(x)
+        return
+    with torch.autocast("cpu", enabled=case == "autocast"):
+        fast(x[0] if case == "one row" else x)
+
+
+def test_frozen_weights_get_no_gradient_and_the_trained_model_has_plain_layers() -> None:
+    model = build_model("mlp", (1, 32, 32), 10, hidden=[64])
+    model[1].weight.requires_grad_(False)
+    x, y = torch.rand(64, 1, 32, 32, generator=torch.Generator().manual_seed(0)), torch.ones(64)
+    task = fl.Task(model, (x, y.long()), (x, y.long()))
+    run = fl.fit(fl.FedSGD(lr=0.1), task, clients=[range(64)], rounds=1, batch_size=64)
+    next(run)
+    assert "1.weight" not in run.params
+    assert [type(m) for m in run.model()] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]

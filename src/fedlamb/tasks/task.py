@@ -15,6 +15,7 @@ from ..randomness import own_random_state
 from ..trees import Tree, detached, under_vmap
 from .dropout import with_keyed_dropout
 from .images import Images
+from .linear import with_fast_linear
 
 if TYPE_CHECKING:
     from ..simulate.crew import Crew
@@ -58,7 +59,7 @@ class Task:
         if not isinstance(model, nn.Module):
             raise SettingError("model", type(model).__name__, "must be a torch.nn.Module")
         self._given = copy.deepcopy(model)
-        self.model = with_keyed_dropout(copy.deepcopy(model))
+        self.model = with_fast_linear(with_keyed_dropout(copy.deepcopy(model)))
         self.params = _trained(self.model)
         kept = self.model.state_dict(keep_vars=True)
         self.buffers: Tree = detached({n: b for n, b in self.model.named_buffers() if n in kept})

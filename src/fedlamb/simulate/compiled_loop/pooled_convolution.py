@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from .operations import define
+from ...operations import define
 from .pooling import is_plain
 
 aten = torch.ops.aten

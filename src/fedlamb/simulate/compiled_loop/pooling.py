@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operations import define
+from ...operations import define
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from ..saying import compiling
 from .lists import DECOMPOSITIONS as LISTS
 from .pooled_convolution import joined
 from .pooling import DECOMPOSITIONS as POOLS
-from .products import by_onednn
+from .products import faster_products
 from .updates import ONE_BY_ONE, inside_products
 
 Program = Callable[..., list[Tensor]]
@@ -38,7 +38,7 @@ def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Prog
     apart = [e.clone() if at[i] in at[:i] else e for i, e in enumerate(examples)]
     if on_cpu:
         plain = make_fx(function, decomposition_table=ONE_BY_ONE)(*apart)
-        traced = by_onednn(joined(inside_products(plain)))
+        traced = faster_products(joined(inside_products(plain)))
     else:
         traced = make_fx(function, decomposition_table=LISTS)(*apart)
 

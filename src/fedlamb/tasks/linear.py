@@ -1,0 +1,89 @@
+"""Linear layers on a CPU whose large products of float32 matrices are taken by oneDNN.
+
+torch multiplies such matrices by MKL, which on processors other than Intel's leaves half of a wide
+vector unit idle; oneDNN, which torch carries for convolutions, uses all of it. Sizes alone decide
+which of them multiplies, so the same machine always gives the same bits.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..operations import define
+
+_LARGE = 2**20  # multiplications; with fewer, the longer way into oneDNN costs more than it saves
+
+
+def by_onednn(dtype: torch.dtype, *sizes: int) -> bool:
+    """Whether a product is taken so; the sizes are its rows, columns and what is summed."""
+    return prod(sizes) >= _LARGE and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
+    linear: Any = torch.ops.mkldnn._linear_pointwise
+    if added is not None:
+        added = added.contiguous()  # of a bias, strides would be overlooked
+    if added is None or added.dim() == 1:
+        found: Tensor = linear.default(a, b.t(), added, "none", [], "")
+    else:
+        found = linear.binary(a, added, b.t(), None, "add")
+    return found
+
+
+def _shape(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
+    return a.new_empty(len(a), b.shape[1])
+
+
+define("product(Tensor a, Tensor b, Tensor? added=None) -> Tensor", _product, _shape)
+product = torch.ops.fedlamb.product.default
+"""A B, or A B + a bias, or A B + C, by oneDNN."""
+
+
+class FastLinear(nn.Linear):
+    """The same layer, to rounding."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self._is_for(input):
+            return super().forward(input)
+        found: Tensor = _Linear.apply(input.flatten(0, -2), self.weight, self.bias)
+        return found.reshape(*input.shape[:-1], -1)
+
+    def _is_for(self, input: Tensor) -> bool:
+        return (
+            input.device.type == "cpu"
+            and input.dim() > 1
+            and input.dtype == self.weight.dtype
+            and by_onednn(input.dtype, input.numel(), self.out_features)
+            and not torch.is_autocast_enabled("cpu")
+            and torch._C._functorch.maybe_current_level() is None  # torch.func has rules of its own
+        )
+
+
+def with_fast_linear(model: nn.Module) -> nn.Module:
+    """The same module with its linear layers written so; changes it in place."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            kind: Any = FastLinear
+            module.__class__ = kind
+    return model
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight.t(), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        by_x, by_weight, by_bias = ctx.needs_input_grad
+        return (
+            product(dy, weight) if by_x else None,
+            product(dy.t(), x) if by_weight else None,
+            dy.sum(0) if by_bias else None,
+        )
