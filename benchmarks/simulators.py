@@ -31,6 +31,7 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import fedlamb as fl
 
@@ -279,6 +280,14 @@ def table(runs: Sequence[dict[str, Any]], workload: str) -> list[str]:
     return lines
 
 
+def processor() -> str:
+    """As the system calls it; its family tells processors of one name apart."""
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    known = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    names = ("model name", "cpu family", "model")
+    return ", ".join(f"{name} {known[name]}" for name in names if name in known)
+
+
 def say(line: str) -> None:
     """Progress, at once."""
     print(line, file=sys.stderr, flush=True)
@@ -336,7 +345,12 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     log = {
         "options": {k: getattr(args, k) for k in ("only", "workload", "repeats", "rounds")},
-        "machine": {"system": platform.platform(), "cores": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "cores": os.cpu_count(),
+            "processor": processor(),
+            "vectors": torch.backends.cpu.get_cpu_capability(),
+        },
         "python": platform.python_version(),
         "environments": ENVIRONMENTS,
         "runs": runs,

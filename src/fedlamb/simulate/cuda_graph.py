@@ -49,8 +49,7 @@ class Replayed:
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             graph = _Graph.record(again, tensors, structure, self._stream)
             self._graphs[whole] = graph
-        for place, tensor in zip(graph.inputs, tensors, strict=True):
-            place.copy_(tensor)
+        torch._foreach_copy_(graph.inputs, tensors)
         graph.graph.replay()
         return tree_unflatten(graph.outputs, graph.structure)
 

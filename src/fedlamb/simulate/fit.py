@@ -1,5 +1,6 @@
 """`fit`: a federation as an iterator of rounds."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -194,7 +195,8 @@ class Run(Iterator[Round]):
     @property
     def diverged(self) -> bool:
         """Whether the global model holds a number that is not finite; no round can mend that."""
-        return not bool(torch.stack([torch.isfinite(p).all() for p in self.params.values()]).all())
+        largest = torch._foreach_norm([p for p in self.params.values() if p.numel()], math.inf)
+        return not bool(torch.stack(largest).isfinite().all())
 
     def model(self) -> nn.Module:
         """A copy of the task's model that holds the global parameters and buffers."""

@@ -29,7 +29,8 @@ def take_apart(message: Any, like: Tensor) -> Apart:
     moves = [isinstance(leaf, Tensor | float) for leaf in leaves]
     flags = tuple(leaf for leaf, moving in zip(leaves, moves, strict=True) if not moving)
     tensors = [
-        leaf if isinstance(leaf, Tensor) else torch.tensor(leaf, dtype=like.dtype).to(like.device)
+        # Made on the device: to send a number there would wait until the device is idle.
+        leaf if isinstance(leaf, Tensor) else like.new_full((), leaf)
         for leaf, moving in zip(leaves, moves, strict=True)
         if moving
     ]

@@ -117,7 +117,7 @@ class Stack:
         model = copy.deepcopy(task.model)
         self._gradients = Functional(task, with_stacked_convolutions(model))
         self._at_once: int | None = None
-        self._ready: tuple[list[list[Assignment]], tuple[Named, Schedule, Named]] | None = None
+        self._ready: tuple[list[list[Assignment]], _LaidOut] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
         self._compiled = Compiled() if compile else None
 
@@ -189,13 +189,17 @@ class Stack:
         queues = [sorted(w, key=_longest_first) for w in work]
         self._ready = queues, self._laid_out(queues)
 
-    def _laid_out(self, work: Sequence[list[Assignment]]) -> tuple[Named, Schedule, Named]:
+    def _laid_out(self, work: Sequence[list[Assignment]]) -> "_LaidOut":
         if self._ready is not None and _same_work(self._ready[0], work):
             ready, self._ready = self._ready[1], None
             return ready
         like = next(iter(self.task.params.values()))
         batches, schedule = padded_batches(work)
-        return _moved(batches, like), schedule, _moved(padded_data(work), like)
+        each = [[client.weight for client in trial] for trial in work]
+        weights = torch.tensor(each, dtype=torch.float64)
+        shares = {"shares": weights / weights.sum(dim=1, keepdim=True)}
+        there = (_moved(part, like) for part in (batches, padded_data(work), shares))
+        return _LaidOut(schedule, *there)
 
     def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], Form]:
         """All that differs between rounds as tensors; all that does not as a form."""
@@ -203,7 +207,7 @@ class Stack:
         like = next(iter(self.task.params.values()))
         messages = [take_apart(t.sent, like) for t in trials]
         varied = {n: [getattr(t.algorithm, n) for t in trials] for n in family.varied}
-        batches, schedule, data = self._laid_out([t.work for t in trials])
+        schedule, batches, data, shares = self._laid_out([t.work for t in trials])
         ragged = "weights" in batches or "weights" in data
         if ragged and self.task.buffers:
             raise SettingError(
@@ -212,7 +216,6 @@ class Stack:
                 "cannot pad clients of different sizes for a model with buffers such as batch "
                 "norm's; use executor='loop', or a model with group norm",
             )
-        shares = torch.tensor([[w.weight for w in t.work] for t in trials], dtype=like.dtype)
         clients = [[w.client for w in t.work] for t in trials]
         states = [t.store.stacked(c) for t, c in zip(trials, clients, strict=True)]
         _, structure = tree_flatten(trials[0].store.state(clients[0][0]))
@@ -227,10 +230,19 @@ class Stack:
             "states": _stacked(states),
             "batches": batches,
             "data": data,
-            "shares": (shares / shares.sum(dim=1, keepdim=True)).to(device),
+            **shares,
         }
         _, together, flags = messages[0]
         return inputs, Form(family.algorithm, together, flags, structure, schedule)
+
+
+class _LaidOut(NamedTuple):
+    """The work of some clients, on the device but for the schedule."""
+
+    schedule: Schedule
+    batches: Named
+    data: Named
+    shares: Named
 
 
 class _Chunk(NamedTuple):
@@ -279,6 +291,11 @@ def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 def _moved(tensors: Named, like: Tensor) -> Named:
     """On the device of `like`; of its dtype where floating."""
-    return {
-        n: t.to(like) if t.is_floating_point() else t.to(like.device) for n, t in tensors.items()
-    }
+
+    def moved(tensor: Tensor) -> Tensor:
+        found = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+        if like.is_cuda:  # out of other memory, it would wait until the device is idle
+            found = found.pin_memory()
+        return found.to(like.device, non_blocking=True)
+
+    return {name: moved(tensor) for name, tensor in tensors.items()}

@@ -106,7 +106,7 @@ class Task:
 
         found = self._means(measured, crew.rank if crew else 0, crew.size if crew else 1)
         total = crew.total(found) if crew else found
-        return {name: float(value) for name, value in total.items()}
+        return dict(zip(total, torch.stack([*total.values()]).tolist(), strict=True))
 
     def evaluate_many(
         self, states: Sequence[tuple[Tree, Tree]], model: nn.Module | None = None
