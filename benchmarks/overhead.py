@@ -3,9 +3,11 @@
     python benchmarks/overhead.py [--repeats 15] [--clients 10] [--log FILE]
 
 MNIST-sized, as in the paper: the MLP 784-200-10, 2,400 rows per client, one epoch of 19 steps of
-128. `bare` picks the batch's rows from the training data and runs forward and backward, nothing
-else; `ready` runs them on batches that lie ready in memory. All are run in turn, in one process;
-reported is the median over the repeats of the ratio to the bare passes of the same turn.
+128. `bare` picks the batch's rows from the training data and runs forward and backward of the
+model as torch has it, nothing else; `onednn` does so with the linear layers that the loop has in
+their place; `ready` is `onednn` on batches that lie ready in memory. All are run in turn, in one
+process; reported is the median over the repeats of the ratio to the bare passes, and to `onednn`,
+of the same turn.
 """
 
 import argparse
@@ -13,10 +15,13 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import torch
+from torch import nn
 
 import fedlamb as fl
 
@@ -31,9 +36,9 @@ ALGORITHMS = {
 LIMITS = {"fed-sgd": 1.15, "fed-lamb": 1.60}
 
 
-def bare(task: fl.Task, batches: list[torch.Tensor]) -> Callable[[], None]:
+def bare(task: fl.Task, model: nn.Module, batches: list[torch.Tensor]) -> Callable[[], None]:
     """Picks the rows of every batch; forward and backward on one model."""
-    model, (x, y) = task.model.train(), task.train
+    x, y = task.train
     parameters = list(model.parameters())
 
     def passes() -> None:
@@ -68,7 +73,8 @@ def main() -> None:
     draw = torch.Generator().manual_seed(0)
     rows = 2400 * options.clients
     data = torch.randn(rows, 784, generator=draw), torch.randint(10, (rows,), generator=draw)
-    task = fl.Task(fl.mlp(784, [200], 10), train=data, test=data)
+    model = fl.mlp(784, [200], 10)
+    task = fl.Task(model, train=data, test=data)
     clients = fl.iid(rows, options.clients)
     runs = {name: fl.fit(a, task, clients=clients, rounds=10**6) for name, a in ALGORITHMS.items()}
     plan = next(iter(runs.values())).plan
@@ -80,8 +86,11 @@ def main() -> None:
         sent = run.algorithm.broadcast(run.server)
         return lambda: run._executor.run(2, sent, run.buffers, lambda done, cohort: None) and None
 
-    jobs = {"bare": bare(task, same), "ready": ready(task, same)} | {
-        name: executor(run) for name, run in runs.items()
+    jobs = {
+        "bare": bare(task, model, same),
+        "onednn": bare(task, task.model.train(), same),
+        "ready": ready(task, same),
+        **{name: executor(run) for name, run in runs.items()},
     }
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(options.repeats + 2):
@@ -91,7 +100,7 @@ def main() -> None:
             if turn >= 2:
                 seconds[name].append(time.perf_counter() - start)
 
-    result = {
+    result: dict[str, Any] = {
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -99,21 +108,22 @@ def main() -> None:
         "steps": len(same),
         "bare_microseconds_per_step": round(median(seconds["bare"]) / len(same) * 1e6, 1),
         "ratio_to_bare": {},
+        "ratio_to_onednn": {},
     }
     print(f"{len(same)} steps, {options.repeats} repeats, {torch.get_num_threads()} threads")
-    for name in jobs:
-        if name == "bare":
+    for to, name in product(("bare", "onednn"), jobs):
+        if name == to:
             continue
-        ratios = [a / b for a, b in zip(seconds[name], seconds["bare"], strict=True)]
+        ratios = [a / b for a, b in zip(seconds[name], seconds[to], strict=True)]
         low, mid, high = quantiles(ratios, n=4)
         limit = LIMITS.get(name)
-        result["ratio_to_bare"][name] = {
+        result[f"ratio_to_{to}"][name] = {
             "median": round(mid, 3),
             "quartiles": [round(low, 3), round(high, 3)],
             "limit": limit,
         }
         print(
-            f"{name:10} {mid:.3f} of bare ({low:.3f} to {high:.3f})"
+            f"{name:10} {mid:.3f} of {to} ({low:.3f} to {high:.3f})"
             + (f", limit {limit:.2f}" if limit else "")
         )
     if options.log:

@@ -29,7 +29,7 @@ from ..tasks.decoded import cache_file
 from ..tasks.partition import PerRound
 from ..tasks.sources import hub_source
 from .display import console, decoding
-from .runs import DataRoot
+from .options import DataRoot
 
 app = typer.Typer(
     no_args_is_help=True,

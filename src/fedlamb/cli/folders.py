@@ -7,7 +7,8 @@ import typer
 
 from ..errors import SettingError
 from ..report import page
-from .runs import DataRoot, Device, Workers, experiment_of, resume_run, show, summaries_of
+from .options import DataRoot, Device, Workers
+from .runs import experiment_of, resume_run, show, summaries_of
 from .sweeps import resume_sweep, show_sweep
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Made by run, compare or sweep.")]

@@ -37,7 +37,7 @@ from ..settings import Engine
 from ..simulate.sweep import Together
 from ..simulate.work import assignments
 from .display import console, decoding, progress, stop_at_once
-from .runs import DataRoot, Device
+from .options import DataRoot, Device
 from .workers import seconds_of_clients
 
 

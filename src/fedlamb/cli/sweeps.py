@@ -24,7 +24,8 @@ from ..reproduce.trials import Bench
 from ..settings import Experiment, build_algorithm, load_experiment, plain_value, validate
 from ..simulate.sweep import Together
 from .display import console, decoding, progress, stop_at_once
-from .runs import Changes, DataRoot, Device, Out, Preset, new_name, of_method, with_options
+from .options import Changes, DataRoot, Device, Out, Preset, of_method, with_options
+from .runs import new_name
 
 
 def sweep(

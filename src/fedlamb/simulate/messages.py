@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
