@@ -116,7 +116,7 @@ def main() -> None:
             continue
         ratios = [a / b for a, b in zip(seconds[name], seconds[to], strict=True)]
         low, mid, high = quantiles(ratios, n=4)
-        limit = LIMITS.get(name)
+        limit = LIMITS.get(name) if to == "bare" else None
         result[f"ratio_to_{to}"][name] = {
             "median": round(mid, 3),
             "quartiles": [round(low, 3), round(high, 3)],
