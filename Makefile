@@ -15,8 +15,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: $(READY)
 	$(BIN)/fedlamb compare
 
+# One thread in each process: two would wait for each other where more than that is at work.
 test: $(DEV)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 check: $(DEV)
 	$(BIN)/ruff check .
