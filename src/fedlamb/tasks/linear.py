@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..operations import define
 
@@ -72,18 +71,19 @@ def with_fast_linear(model: nn.Module) -> nn.Module:
 
 
 class _Linear(torch.autograd.Function):
+    """x Wᵀ + bias; its gradients are of the same form, so that they have gradients as well."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         ctx.save_for_backward(x, weight)
         return product(x, weight.t(), bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         by_x, by_weight, by_bias = ctx.needs_input_grad
         return (
-            product(dy, weight) if by_x else None,
-            product(dy.t(), x) if by_weight else None,
+            _Linear.apply(dy, weight.t(), None) if by_x else None,
+            _Linear.apply(dy.t(), x.t(), None) if by_weight else None,
             dy.sum(0) if by_bias else None,
         )
