@@ -75,10 +75,15 @@ def test_regression_with_any_loss_and_metric():
         train=(x, y),
         test=(x, y),
         loss=nn.functional.l1_loss,
-        metrics={"largest": lambda out, target: (out - target).abs().max()},
+        metrics={
+            "largest": lambda out, target: (out - target).abs().max(),
+            "one": lambda out, target: (out - target).abs().max().reshape(1),
+            "number": lambda out, target: float((out - target).abs().max()),
+        },
     )
     metrics = next(fl.fit(fl.FedSGD(lr=0.1), task, clients=[range(20)], rounds=1)).metrics
-    assert set(metrics) == {"train_loss", "test_loss", "test_largest"}
+    assert set(metrics) == {"train_loss", "test_loss", "test_largest", "test_one", "test_number"}
+    assert metrics["test_one"] == metrics["test_number"] == metrics["test_largest"]
 
 
 def test_a_round_that_fails_leaves_the_run_as_it_was_and_names_the_client():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import grad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import skip_init
@@ -21,7 +22,10 @@ from fedlamb.tasks.models import build_model
 from test_compiled_loop import compiles, whole_numbers
 
 # torch's compiler warns of what it imports itself.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 
 
@@ -70,7 +74,7 @@ def test_others_are_left_alone(stop: str, monkeypatch: pytest.MonkeyPatch) -> No
         return torch.addmm(added, a, b)
 
     if stop == "no oneDNN":
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+        monkeypatch.setattr(linear, "_IS_THERE", False)
     dtype = torch.float64 if stop == "dtype" else torch.float32
     inner = 40 if stop == "small" else 64
     shape = (128, 1) if stop == "column" else (200,)
@@ -148,6 +152,37 @@ def test_other_layers_are_left_to_torch(case: str, monkeypatch: pytest.MonkeyPat
         return
     with torch.autocast("cpu", enabled=case == "autocast"):
         fast(x[0] if case == "one row" else x)
+
+
+@pytest.mark.parametrize(
+    "case", ["width", "bias of one", "bias as a row", "forward mode", "compiled whole"]
+)
+def test_what_torch_takes_or_refuses_stays_so(case: str) -> None:
+    plain = skip_init(nn.Linear, 1024, 1024)
+    plain.load_state_dict({n: whole_numbers(*p.shape) for n, p in plain.named_parameters()})
+    if case.startswith("bias"):
+        shape = (1,) if case == "bias of one" else (1, 1024)
+        plain.bias = nn.Parameter(whole_numbers(*shape))
+    fast = with_fast_linear(copy.deepcopy(plain))
+    x = whole_numbers(2, 1000 if case == "width" else 1024).requires_grad_()
+    if case == "width":
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            fast(x)
+        return
+    if case == "forward mode":
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, x)
+            found = [forward_ad.unpack_dual(layer(dual)).tangent for layer in (plain, fast)]
+    elif case == "compiled whole":
+        whole = torch.compile(fast, fullgraph=True, backend="eager")
+        found = [plain(x), whole(x)]
+    else:
+        found = []
+        for layer in (plain, fast):
+            found.append(layer(x))
+            layer(x).sum().backward()
+        assert torch.equal(plain.bias.grad, fast.bias.grad)
+    assert torch.equal(*found)
 
 
 def test_frozen_weights_get_no_gradient_and_the_trained_model_has_plain_layers() -> None:

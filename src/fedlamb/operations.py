@@ -13,11 +13,14 @@ def define(
     function: Callable[..., Any],
     shapes: Callable[..., Any],
     devices: Sequence[str] = ("CPU",),
+    any_layout: bool = False,
 ) -> None:
-    """Makes `torch.ops.fedlamb.NAME`; `shapes` gives results without their values. The function
-    must take its tensors however they are laid out: else the compiler would copy some of them."""
+    """Makes `torch.ops.fedlamb.NAME`; `shapes` gives results without their values.
+
+    any_layout: the compiler may lay out its tensors as it likes, which saves copies.
+    """
     name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.flexible_layout,))
+    _library.define(schema, tags=(torch.Tag.flexible_layout,) if any_layout else ())
     for device in devices:
         _library.impl(name, function, device)
     torch.library.register_fake(f"fedlamb::{name}", shapes, lib=_library)

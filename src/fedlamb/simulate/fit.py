@@ -195,8 +195,9 @@ class Run(Iterator[Round]):
     @property
     def diverged(self) -> bool:
         """Whether the global model holds a number that is not finite; no round can mend that."""
-        largest = torch._foreach_norm([p for p in self.params.values() if p.numel()], math.inf)
-        return not bool(torch.stack(largest).isfinite().all())
+        some = [p for p in self.params.values() if p.numel()]
+        largest = torch._foreach_norm(some, math.inf) if some else ()
+        return bool(largest) and not bool(torch.stack(largest).isfinite().all())
 
     def model(self) -> nn.Module:
         """A copy of the task's model that holds the global parameters and buffers."""

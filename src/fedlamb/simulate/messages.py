@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -28,8 +29,7 @@ def take_apart(message: Any, like: Tensor) -> Apart:
     moves = [isinstance(leaf, Tensor | float) for leaf in leaves]
     flags = tuple(leaf for leaf, moving in zip(leaves, moves, strict=True) if not moving)
     tensors = [
-        # Made on the device: to send a number there would wait until the device is idle.
-        leaf if isinstance(leaf, Tensor) else like.new_full((), leaf)
+        leaf if isinstance(leaf, Tensor) else _number(leaf, like)
         for leaf, moving in zip(leaves, moves, strict=True)
         if moving
     ]
@@ -39,3 +39,9 @@ def take_apart(message: Any, like: Tensor) -> Apart:
         return tree_unflatten([next(moving if m else rest) for m in moves], structure)
 
     return Apart(tensors, together, flags)
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    """Made on the device: to send it there would wait until the device is idle."""
+    rounded = torch.tensor(value, dtype=like.dtype).item()  # too large a number becomes infinite
+    return like.new_full((), rounded)

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from ..operations import define
 
 _LARGE = 2**20  # multiplications; with fewer, the longer way into oneDNN costs more than it saves
+_IS_THERE: bool = torch.backends.mkldnn.is_available()
 
 
 def by_onednn(dtype: torch.dtype, *sizes: int) -> bool:
     """Whether a product is taken so; the sizes are its rows, columns and what is summed."""
-    return prod(sizes) >= _LARGE and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return _IS_THERE and dtype == torch.float32 and prod(sizes) >= _LARGE
 
 
 def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
@@ -36,7 +38,8 @@ def _shape(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
     return a.new_empty(len(a), b.shape[1])
 
 
-define("product(Tensor a, Tensor b, Tensor? added=None) -> Tensor", _product, _shape)
+_SCHEMA = "product(Tensor a, Tensor b, Tensor? added=None) -> Tensor"
+define(_SCHEMA, _product, _shape, any_layout=True)
 product = torch.ops.fedlamb.product.default
 """A B, or A B + a bias, or A B + C, by oneDNN."""
 
@@ -51,13 +54,19 @@ class FastLinear(nn.Linear):
         return found.reshape(*input.shape[:-1], -1)
 
     def _is_for(self, input: Tensor) -> bool:
+        shapes = [self.weight.shape, *([] if self.bias is None else [self.bias.shape])]
+        outputs = self.out_features
         return (
-            input.device.type == "cpu"
+            by_onednn(input.dtype, input.numel(), outputs)
+            and input.device.type == "cpu"
+            and input.layout == torch.strided
+            and not input.is_nested
             and input.dim() > 1
-            and input.dtype == self.weight.dtype
-            and by_onednn(input.dtype, input.numel(), self.out_features)
+            and self.weight.dtype == input.dtype
+            and shapes == [(outputs, input.shape[-1]), (outputs,)][: len(shapes)]
             and not torch.is_autocast_enabled("cpu")
             and torch._C._functorch.maybe_current_level() is None  # torch.func has rules of its own
+            and forward_ad._current_level < 0  # and so has forward mode
         )
 
 

@@ -133,7 +133,12 @@ class Task:
     def _scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         measured = {"loss": self.loss, **self.metrics}
         found = {name: function(outputs, targets) for name, function in measured.items()}
-        return {n: torch.as_tensor(v, dtype=torch.float64) for n, v in found.items()}
+
+        def number(value: Any) -> Tensor:
+            found = torch.as_tensor(value, dtype=torch.float64, device=outputs.device)
+            return found.reshape(())
+
+        return {name: number(value) for name, value in found.items()}
 
     def _means(
         self, measured: Callable[[Tensor, Tensor], dict[str, Tensor]], rank: int = 0, ranks: int = 1
