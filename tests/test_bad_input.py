@@ -54,7 +54,18 @@ class Detached(Pair):
         return self.layer(x).detach()
 
 
+def with_a_penalty(model):
+    def penalised(out, target):
+        return nn.functional.cross_entropy(out, target) + model[1].weight.square().sum()
+
+    return penalised
+
+
 PROBLEMS = {
+    "loss of parameters": (
+        lambda: fl.Task(linear(4, 3), loss=with_a_penalty(linear(4, 3)), **GOOD),
+        "loss = 'penalised': must depend on outputs and targets alone: parameters of its own",
+    ),
     "negative rate": (
         lambda: fl.FedLAMB(lr=-0.1),
         "lr = -0.1: must be a positive number, for example 0.01",

@@ -194,3 +194,34 @@ def test_frozen_weights_get_no_gradient_and_the_trained_model_has_plain_layers()
     next(run)
     assert "1.weight" not in run.params
     assert [type(m) for m in run.model()] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+
+
+class ByType(nn.Module):
+    """Asks its layers what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Flatten(), nn.Linear(1024, 64), nn.Linear(64, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = torch.relu(x) if type(layer) is nn.Linear else x
+        return x
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorised"])
+def test_layers_keep_their_class_and_copies_run_themselves(executor: Any) -> None:
+    with torch.random.fork_rng():
+        model = ByType()
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(64, 1024, generator=draw), torch.arange(64) % 4
+    task = fl.Task(model, (x, y), (x, y))
+    run = fl.fit(fl.FedSGD(lr=0.1), task, clients=[range(64)], rounds=2, executor=executor)
+    last = list(run)[-1].metrics
+    trained = run.model()
+    assert nn.functional.cross_entropy(trained(x), y).item() == pytest.approx(last["test_loss"])
+    other = copy.deepcopy(task.model)
+    with torch.no_grad():
+        other.layers[1].weight.zero_()
+    assert not torch.equal(other(x), task.model(x))

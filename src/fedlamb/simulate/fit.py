@@ -200,7 +200,8 @@ class Run(Iterator[Round]):
         return bool(largest) and not bool(torch.stack(largest).isfinite().all())
 
     def model(self) -> nn.Module:
-        """A copy of the task's model that holds the global parameters and buffers."""
+        """A copy of the task's model that holds the global parameters and buffers; in the mode that
+        it was given in, so call `eval()` before it predicts."""
         return self.task.model_with(self.params, self.buffers)
 
     def __iter__(self) -> "Run":

@@ -189,9 +189,10 @@ def _same_but_start(one: Task, two: Task) -> bool:
 
 
 def _configuration(module: nn.Module) -> dict[str, Any]:
-    """What decides a module beside its parameters, buffers and parts."""
+    """What decides a module beside its parameters, buffers and parts; of methods, not whose."""
     apart = ("_parameters", "_buffers", "_modules", "training")
-    return {name: value for name, value in vars(module).items() if name not in apart}
+    found = {name: value for name, value in vars(module).items() if name not in apart}
+    return {name: getattr(value, "__func__", value) for name, value in found.items()}
 
 
 def _same_programs(one: AnyAlgorithm, two: AnyAlgorithm) -> bool:

@@ -6,6 +6,7 @@ which of them multiplies, so the same machine always gives the same bits.
 """
 
 from math import prod
+from types import MethodType
 from typing import Any
 
 import torch
@@ -44,39 +45,37 @@ product = torch.ops.fedlamb.product.default
 """A B, or A B + a bias, or A B + C, by oneDNN."""
 
 
-class FastLinear(nn.Linear):
-    """The same layer, to rounding."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self._is_for(input):
-            return super().forward(input)
-        found: Tensor = _Linear.apply(input.flatten(0, -2), self.weight, self.bias)
-        return found.reshape(*input.shape[:-1], -1)
-
-    def _is_for(self, input: Tensor) -> bool:
-        shapes = [self.weight.shape, *([] if self.bias is None else [self.bias.shape])]
-        outputs = self.out_features
-        return (
-            by_onednn(input.dtype, input.numel(), outputs)
-            and input.device.type == "cpu"
-            and input.layout == torch.strided
-            and not input.is_nested
-            and input.dim() > 1
-            and self.weight.dtype == input.dtype
-            and shapes == [(outputs, input.shape[-1]), (outputs,)][: len(shapes)]
-            and not torch.is_autocast_enabled("cpu")
-            and torch._C._functorch.maybe_current_level() is None  # torch.func has rules of its own
-            and forward_ad._current_level < 0  # and so has forward mode
-        )
-
-
 def with_fast_linear(model: nn.Module) -> nn.Module:
-    """The same module with its linear layers written so; changes it in place."""
+    """The same module with its linear layers run so; changes it in place, but not their class."""
     for module in model.modules():
-        if type(module) is nn.Linear:
-            kind: Any = FastLinear
-            module.__class__ = kind
+        plain = type(module) is nn.Linear and "forward" not in vars(module)
+        if plain and module.weight.device.type == "cpu":
+            vars(module)["forward"] = MethodType(_forward, module)
     return model
+
+
+def _forward(self: nn.Linear, input: Tensor) -> Tensor:
+    if not _is_for(self, input):
+        return nn.Linear.forward(self, input)
+    found: Tensor = _Linear.apply(input.flatten(0, -2), self.weight, self.bias)
+    return found.reshape(*input.shape[:-1], -1)
+
+
+def _is_for(layer: nn.Linear, input: Tensor) -> bool:
+    shapes = [layer.weight.shape, *([] if layer.bias is None else [layer.bias.shape])]
+    outputs = layer.out_features
+    return (
+        by_onednn(input.dtype, input.numel(), outputs)
+        and input.device.type == "cpu"
+        and input.layout == torch.strided
+        and not input.is_nested
+        and input.dim() > 1
+        and layer.weight.dtype == input.dtype
+        and shapes == [(outputs, input.shape[-1]), (outputs,)][: len(shapes)]
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._functorch.maybe_current_level() is None  # torch.func has rules of its own
+        and forward_ad._current_level < 0  # and so has forward mode
+    )
 
 
 class _Linear(torch.autograd.Function):

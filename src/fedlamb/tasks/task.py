@@ -240,13 +240,19 @@ class Task:
                     "regression (for classification give labels as whole numbers)",
                 )
             try:
-                value = self.loss(outputs, y[:2])
+                with torch.enable_grad():
+                    value = self.loss(outputs, y[:2])
             except Exception as error:
                 raise SettingError("loss", _name(self.loss), f"{fits}; {error}") from error
         if not isinstance(value, Tensor) or value.dim() != 0:
             raise SettingError(
                 "loss", _name(self.loss), "must return a scalar tensor, the mean over the examples"
             )
+        if value.requires_grad:
+            right = (
+                "must depend on outputs and targets alone: parameters of its own are not trained"
+            )
+            raise SettingError("loss", _name(self.loss), right)
         return outputs
 
     def _check_training_pass(self, x: Tensor) -> None:
@@ -345,7 +351,9 @@ def _check_labels(name: str, labels: Tensor, classes: int) -> None:
 
 
 def _whole_inputs(x: Tensor) -> str:
-    return "" if x.is_floating_point() else f" (inputs are {x.dtype}: x.float() / 255, perhaps?)"
+    if x.is_floating_point():
+        return ""
+    return f" (inputs are {x.dtype}: x.float() / 255, or inputs=data.inputs, perhaps?)"
 
 
 def _example(data: Tensor) -> tuple[int, ...]:
