@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import time
 from typing import Any
 
 import numpy as np
@@ -182,14 +183,19 @@ def test_a_million_clients_take_as_long_as_a_thousand():
     """Planning a round and its memory do not grow with the population."""
     data = fl.digits()
     task = fl.Task(fl.mlp(64, [4], 10), data.train, data.test)
-    seconds = {}
+    runs, seconds = {}, {}
     for n in (1_000, 1_000_000):
         rows = Rows(torch.arange(n) % 1437, torch.ones(n, dtype=torch.int64))
-        run = fl.fit(fl.FedLAMB(lr=0.03), task, clients=rows, fraction=100 / n, rounds=20)
-        assert len(next(run).clients) == 100
-        seconds[n] = min(next(run).seconds for _ in range(15))
-        assert len(run.store) <= 1600
-    assert seconds[1_000_000] < 1.5 * seconds[1_000]
+        runs[n] = fl.fit(fl.FedLAMB(lr=0.03), task, clients=rows, fraction=100 / n, rounds=20)
+        assert len(next(runs[n]).clients) == 100
+        seconds[n] = []
+    for _ in range(15):
+        for n, run in runs.items():
+            begun = time.process_time()  # whatever else the machine is doing
+            next(run)
+            seconds[n].append(time.process_time() - begun)
+    assert all(len(run.store) <= 1600 for run in runs.values())
+    assert min(seconds[1_000_000]) < 1.5 * min(seconds[1_000])
 
 
 def test_data_without_a_model_are_no_task() -> None:
