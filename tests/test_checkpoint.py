@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fedlamb as fl
 from fedlamb.checkpoint import load_checkpoint, save_checkpoint
@@ -98,6 +99,20 @@ def test_a_model_of_another_shape_is_refused(saved):
     run = fl.fit(fl.FedLAMB(lr=0.05), task, clients=SMALL.clients(), rounds=4, batch_size=3, seed=3)
     with pytest.raises(fl.SettingError, match="does not fit the model; "):
         run.restore(saved)
+
+
+def test_a_model_or_a_loss_of_another_kind_is_refused(saved):
+    rows = {"train": SMALL.data(), "test": SMALL.data()}
+    same = SMALL.module()
+    bent = nn.Sequential(*(nn.ReLU() if isinstance(m, nn.Tanh) else m for m in same))
+    assert repr(bent) != repr(same)
+    other = {"model": fl.Task(bent, **rows)}
+    other["loss"] = fl.Task(same, loss=nn.functional.multi_margin_loss, **rows)
+    options = {"clients": SMALL.clients(), "rounds": 4, "batch_size": 3, "seed": 3}
+    for key, task in other.items():
+        run = fl.fit(fl.FedLAMB(lr=0.05), task, **options)
+        with pytest.raises(fl.SettingError, match=f"was made with {key} = "):
+            run.restore(saved)
 
 
 def test_other_data_are_refused(saved):

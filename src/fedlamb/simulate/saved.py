@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -127,14 +128,8 @@ def _keyed(table: Mapping[int, Any]) -> dict[str, Any]:
 def _take(
     run: "Run", path: Path, tensors: Record, facts: dict[str, Any], states: dict[int, Record]
 ) -> None:
-    for key, mine in identity(run).items():
-        if facts["run"].get(key) != mine:
-            raise SettingError(
-                "checkpoint",
-                str(path),
-                f"was made with {key} = {facts['run'].get(key)!r}, "
-                f"and this run has {mine!r}; use the settings that it was made with",
-            )
+    own, late = identity(run), ("model", "loss")  # of a model, shapes say more
+    _check_same(path, facts["run"], {k: v for k, v in own.items() if k not in late})
     like = run.store.fresh()
     try:
         server, buffers = unpack(tensors, like=_Global(run.server, run.task.buffers))
@@ -143,8 +138,20 @@ def _take(
             raise RecordError("the model's buffers are missing")
     except RecordError as error:
         raise SettingError("checkpoint", str(path), f"does not fit the model; {error}") from error
+    _check_same(path, facts["run"], {k: own[k] for k in late})
     run.server, run.buffers, run.number = server, buffers, facts["number"]
     run.store.replace(found, {int(client): v for client, v in facts["held"].items()})
+
+
+def _check_same(path: Path, theirs: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    for key, mine in own.items():
+        if theirs.get(key) != mine:
+            raise SettingError(
+                "checkpoint",
+                str(path),
+                f"was made with {key} = {theirs.get(key)!r}, "
+                f"and this run has {mine!r}; use the settings that it was made with",
+            )
 
 
 def identity(run: "Run") -> dict[str, Any]:
@@ -178,6 +185,8 @@ def _identity(run: "Run") -> dict[str, Any]:
         "weighting": run.weighting,
         "clients": digest.hexdigest(),
         "data": _sample_digest(run.task),
+        "model": _model_name(run.task),
+        "loss": describe(run.task.loss),
     }
 
 
@@ -196,6 +205,12 @@ def _sample_digest(task: Task) -> str:
     for part in (x[some], y[some]):
         digest.update(part.cpu().double().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _model_name(task: Task) -> str:
+    """Its class, told apart by what it prints of its layers; places in memory do not count."""
+    layers = re.sub("0x[0-9a-f]+", "", repr(task.model))
+    return f"{type(task.model).__name__} {_short(layers.encode())}"
 
 
 def describe(part: Any) -> Any:
@@ -223,4 +238,8 @@ def _function_name(function: Any) -> str:
     if "<" not in name or code is None:
         return name
     plain = [c for c in code.co_consts if isinstance(c, str | int | float | tuple)]
-    return f"{name} {hashlib.sha256(code.co_code + repr(plain).encode()).hexdigest()[:12]}"
+    return f"{name} {_short(code.co_code + repr(plain).encode())}"
+
+
+def _short(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:12]
