@@ -1,7 +1,7 @@
 """Linear layers on a CPU whose large products of float32 matrices are taken by oneDNN.
 
-torch multiplies such matrices by MKL, which on processors other than Intel's leaves half of a wide
-vector unit idle; oneDNN, which torch carries for convolutions, uses all of it. Sizes alone decide
+torch multiplies such matrices by MKL; oneDNN, which torch carries for convolutions, takes half of
+the time on an AMD EPYC with AVX-512 (`benchmarks/peers/floor.py` times both). Sizes alone decide
 which of them multiplies, so the same machine always gives the same bits.
 """
 
