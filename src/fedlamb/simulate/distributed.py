@@ -122,3 +122,7 @@ class Distributed:
             if crew.rank == home:
                 states[client] = state
         return Collected(mean.report, moved, mean.loss["loss"], states)
+
+    def prepare(self, round: int) -> None:
+        """Ahead of the round: this process's share."""
+        self.executor.prepare(round)

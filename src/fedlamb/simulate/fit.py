@@ -1,6 +1,5 @@
 """`fit`: a federation as an iterator of rounds."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from .client_store import ClientStore
 from .compiled_loop.outputs import CompiledOutputs
 from .crew import Crew
 from .distributed import Distributed, Share
+from .findings import Findings, Told, not_finite, read
 from .loop import Loop
 from .vectorised import Vectorised
 from .work import Collected
@@ -153,6 +153,8 @@ class Run(Iterator[Round]):
         self._outputs_of = CompiledOutputs(task) if compile and on_cpu else None
         self.changed: dict[int, Any] = {}
         """The states of this process's clients that the last round changed."""
+        self._judged: tuple[Any, bool] | None = None
+        """A server's state, and whether its model diverged."""
 
     def _built(self, compile: bool) -> Any:
         kinds: dict[str, Any] = {"loop": Loop, "vectorised": Vectorised}
@@ -195,9 +197,10 @@ class Run(Iterator[Round]):
     @property
     def diverged(self) -> bool:
         """Whether the global model holds a number that is not finite; no round can mend that."""
-        some = [p for p in self.params.values() if p.numel()]
-        largest = torch._foreach_norm(some, math.inf) if some else ()
-        return bool(largest) and not bool(torch.stack(largest).isfinite().all())
+        if self._judged is None or self._judged[0] is not self.server:
+            like = next(iter(self.task.params.values()))
+            self._judged = self.server, bool(not_finite(self.params, like))
+        return self._judged[1]
 
     def model(self) -> nn.Module:
         """A copy of the task's model that holds the global parameters and buffers; in the mode that
@@ -218,15 +221,20 @@ class Run(Iterator[Round]):
             server = self.algorithm.server_update(self.server, collected.report)
         if self.number == 0:
             self._check_server("server_update", server)
-        metrics = self.task.evaluate(server.params, collected.buffers, self.crew, self._outputs_of)
-        return self.close(sent, collected, server, metrics, time.perf_counter() - start)
+        after = server.params, collected.buffers
+        measured = self.task.measure(*after, self.crew, self._outputs_of)
+        found = Findings.of(collected.loss, server.params, measured)
+        if self.number + 1 < self.rounds:  # while the device is still at work on this one
+            self._executor.prepare(self.number + 2)
+        (told,) = read([found])
+        return self.close(sent, collected, server, told, time.perf_counter() - start)
 
     def close(
         self,
         sent: Any,
         collected: Collected,
         server: Any,
-        measured: Mapping[str, float],
+        told: Told,
         seconds: float,
     ) -> Round:
         """Takes over a round that went well, and says what it was."""
@@ -237,11 +245,11 @@ class Run(Iterator[Round]):
         # Many clients hold the same versions.
         held = Counter(tuple(self.store.versions(client).items()) for client in cohort)
         down = sum(n * (downlink_bytes(sent, dict(v)) + beside) for v, n in held.items())
-        metrics = {"train_loss": float(collected.loss), **measured}
         self.server, self.buffers, self.number = server, collected.buffers, number
+        self._judged = server, told.diverged
         self.store.commit(collected.states, cohort, kept_versions(sent))
         self.changed = collected.states
-        return Round(number, cohort, metrics, up, down, seconds)
+        return Round(number, cohort, told.metrics, up, down, seconds)
 
     def save(self, path: str | Path) -> None:
         """Writes everything that the next round depends on into one file."""

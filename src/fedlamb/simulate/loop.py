@@ -31,7 +31,7 @@ from .cuda_graph import Replayed
 from .messages import take_apart
 from .running_mean import RunningMean
 from .saying import leads, say
-from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
+from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
 
 
 class Loop:
@@ -47,8 +47,9 @@ class Loop:
         compile: bool = False,
     ) -> None:
         keep_freed_memory()
-        self.algorithm, self.plan, self.store = algorithm, plan, store
-        self.weighting, self.task, self.compile = weighting, task, compile
+        self.algorithm, self.store = algorithm, store
+        self.task, self.compile = task, compile
+        self._plan, self._planned = plan, Planned(plan, task.augments, weighting)
         on_gpu = task.device.type == "cuda"
         self.gradients: Gradients = Autograd(task, compile and on_gpu)
         if compile and not on_gpu:
@@ -70,13 +71,13 @@ class Loop:
         states: dict[int, Any] = {}
         # The whole cohort is planned first: between two clients the same takes several times
         # as long, since by then the caches hold nothing but models and data.
-        work = assignments(self.plan, round, self.task.augments, self.weighting)
+        work = self._planned.work(round)
         with torch.enable_grad(), own_random_state(self.task.device) as generator:
             for lane in self._lanes:
                 lane.begin()
             for each in work:
                 try:
-                    generator.manual_seed(each.seed)
+                    generator.manual_seed(self._plan.model_seed(round, each.client))
                     outcome = self._local_round(len(states), each, round, sent, buffers)
                 except Exception as error:
                     error.add_note(f"in the local round of client {each.client}, round {round}")
@@ -88,6 +89,10 @@ class Loop:
                 counters = {n: torch.maximum(c, outcome.buffers[n]) for n, c in counters.items()}
         moved = average_buffers(buffers, mean.value.buffers, counters)
         return Collected(mean.value.report, moved, mean.value.loss["loss"], states)
+
+    def prepare(self, round: int) -> None:
+        """Plans the round."""
+        self._planned.work(round)
 
     def share(self, other: "Loop") -> bool:
         """Goes on with what another loop has compiled and recorded, as far as it fits this one;

@@ -11,6 +11,7 @@ import torch
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError
 from ..tasks.task import Task
+from .findings import Findings, read
 from .fit import AS_ASKED, Round, Run, fit
 from .messages import take_apart
 from .vectorised import Family, Stack, Trial
@@ -176,16 +177,20 @@ class Together:
                 run.algorithm.server_update(run.server, c.report)
                 for run, c in zip(runs, collected, strict=True)
             ]
+        after = [(s.params, c.buffers) for s, c in zip(servers, collected, strict=True)]
+        found = [
+            Findings.of(c.loss, s.params, measured)
+            for c, s, measured in zip(collected, servers, stack.measure(after), strict=True)
+        ]
         # Planned while the device is still busy.
         ahead = [self._work(run, 2) for run in runs if run.number + 1 < run.rounds]
         if whole and len(ahead) == len(runs):
             stack.prepare(ahead)
-        after = [(s.params, c.buffers) for s, c in zip(servers, collected, strict=True)]
-        measured = stack.evaluate(after)
+        told = read(found)
         own = list(dict.fromkeys(runs))
         seconds = (time.perf_counter() - begun) / len(own)
-        parts = zip(own, sent, collected, servers, measured, strict=False)
-        return [run.close(m, c, s, found, seconds) for run, m, c, s, found in parts]
+        parts = zip(own, sent, collected, servers, told, strict=False)
+        return [run.close(m, c, s, t, seconds) for run, m, c, s, t in parts]
 
     def _work(self, run: Run, ahead: int) -> list[Assignment]:
         """What the run's clients do in the round that comes next, or in one after it."""

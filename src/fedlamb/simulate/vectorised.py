@@ -33,7 +33,7 @@ from .padding import Named, Schedule, padded_batches, padded_data
 from .running_mean import RunningMean
 from .saying import say
 from .stacked_round import Form, stacked_round
-from .work import Assignment, Collected, OnClient, Upload, assignments, average_buffers
+from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
 
 
 class Trial(NamedTuple):
@@ -80,26 +80,19 @@ class Vectorised:
         store: ClientStore,
         compile: bool = False,
     ) -> None:
-        self.algorithm, self.plan, self.store = algorithm, plan, store
-        self.weighting, self.task = weighting, task
+        self.algorithm, self.store = algorithm, store
         self.stack = Stack(task, compile)
-        self._ahead: tuple[int, list[Assignment]] | None = None
-        """The next round's work, planned while the device was still busy with the last."""
+        self._planned = Planned(plan, task.augments, weighting)
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
-        work = self._planned(round)
-        trial = Trial(self.algorithm, sent, buffers, self.store, work)
+        trial = Trial(self.algorithm, sent, buffers, self.store, self._planned.work(round))
         (collected,) = self.stack.run([trial], on_client, Family(self.algorithm, ()))
-        if self.task.device.type == "cuda":
-            self._ahead = (round + 1, self._planned(round + 1))
-            self.stack.prepare([self._ahead[1]])
         return collected
 
-    def _planned(self, round: int) -> list[Assignment]:
-        if self._ahead is not None and self._ahead[0] == round:
-            return self._ahead[1]
-        return assignments(self.plan, round, self.task.augments, self.weighting)
+    def prepare(self, round: int) -> None:
+        """Plans the round, and lays its batches out on the device."""
+        self.stack.prepare([self._planned.work(round)])
 
 
 class Stack:
@@ -180,13 +173,13 @@ class Stack:
             found.append(_Chunk(kept, of(mean), of(largest), sum(e.weight for e in trial.work)))
         return found
 
-    def evaluate(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, float]]:
+    def measure(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, Tensor]]:
         """What the task measures of these (params, buffers), all at once."""
-        return self.task.evaluate_many(states, self._gradients.model)
+        return self.task.measure_many(states, self._gradients.model)
 
     def prepare(self, work: Sequence[list[Assignment]]) -> None:
-        """Lays out this work on the device ahead of its round."""
-        queues = [sorted(w, key=_longest_first) for w in work]
+        """Lays out this work, or as much as is done at once, on the device ahead of its round."""
+        queues = [sorted(w, key=_longest_first)[: self._at_once] for w in work]
         self._ready = queues, self._laid_out(queues)
 
     def _laid_out(self, work: Sequence[list[Assignment]]) -> "_LaidOut":

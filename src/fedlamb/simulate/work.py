@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -32,8 +33,6 @@ class Assignment:
     """Of each step."""
     weight: float
     """In the mean over the cohort."""
-    seed: int
-    """Of random numbers that the model draws itself."""
 
     def batches(self) -> list[Batch]:
         """One for each step."""
@@ -69,6 +68,10 @@ class Executor(Protocol):
         """One round of the plan's cohort."""
         ...
 
+    def prepare(self, round: int) -> None:
+        """What can be done for this round before its broadcast is known."""
+        ...
+
 
 def assignments(plan: Plan, round: int, augments: bool, weighting: str) -> list[Assignment]:
     """The work of the round's cohort."""
@@ -78,9 +81,22 @@ def assignments(plan: Plan, round: int, augments: bool, weighting: str) -> list[
         (order, keys), sizes = plan.steps(round, client), plan.sizes(len(rows))
         draws = plan.draws(round, client, len(order)) if augments else None
         weight = float(len(rows)) if weighting == "examples" else 1.0
-        seed = plan.model_seed(round, client)
-        found.append(Assignment(client, rows, order, sizes, draws, keys, weight, seed))
+        found.append(Assignment(client, rows, order, sizes, draws, keys, weight))
     return found
+
+
+class Planned:
+    """The work of each round's cohort; that of the next may be asked for ahead of it."""
+
+    def __init__(self, plan: Plan, augments: bool, weighting: str) -> None:
+        self._assignments = partial(assignments, plan, augments=augments, weighting=weighting)
+        self._last: tuple[int, list[Assignment]] | None = None
+
+    def work(self, round: int) -> list[Assignment]:
+        """The same object every time until another round is asked for."""
+        if self._last is None or self._last[0] != round:
+            self._last = round, self._assignments(round)
+        return self._last[1]
 
 
 def average_buffers(before: Tree, mean_change: Tree, largest: Tree) -> Tree:

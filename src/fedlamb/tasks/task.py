@@ -97,6 +97,17 @@ class Task:
 
         The processes of a crew measure a part each. `outputs_of`: another way to run the model.
         """
+        found = self.measure(params, buffers, crew, outputs_of)
+        return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True))
+
+    def measure(
+        self,
+        params: Tree,
+        buffers: Tree,
+        crew: "Crew | None" = None,
+        outputs_of: Callable[[Tree, Tensor], Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """What `evaluate` gives, without waiting for the device."""
         # Copies, in case the model writes on its inputs or buffers.
         state = {**params, **{name: b.clone() for name, b in buffers.items()}}
         outputs_of = outputs_of or self.outputs_of
@@ -105,12 +116,11 @@ class Task:
             return self._scores(outputs_of(state, x), y)
 
         found = self._means(measured, crew.rank if crew else 0, crew.size if crew else 1)
-        total = crew.total(found) if crew else found
-        return dict(zip(total, torch.stack([*total.values()]).tolist(), strict=True))
+        return crew.total(found) if crew else found
 
-    def evaluate_many(
+    def measure_many(
         self, states: Sequence[tuple[Tree, Tree]], model: nn.Module | None = None
-    ) -> list[dict[str, float]]:
+    ) -> list[dict[str, Tensor]]:
         """The same for several (params, buffers) at once; `model`: another way to write it."""
         model = model or self.model
         model.eval()
@@ -127,7 +137,7 @@ class Task:
 
             return vmap(one, randomness="same")(stacked)
 
-        found = {name: value.tolist() for name, value in self._means(measured).items()}
+        found = {name: value.unbind() for name, value in self._means(measured).items()}
         return [{name: v[i] for name, v in found.items()} for i in range(len(states))]
 
     def _scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
