@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .tasks.images import DRAWS
@@ -43,9 +44,8 @@ class Plan:
     def cohort(self, round: int) -> list[int]:
         """The clients of this round, in ascending order: max(1, floor(fraction * n)) of them."""
         n = self.clients.n if isinstance(self.clients, PerRound) else len(self.clients)
-        k = cohort_size(n, self.fraction)
-        drawn = self._generator(_COHORT, round).choice(n, size=k, replace=False)
-        return sorted(int(i) for i in drawn)
+        found: list[int] = _drawn(self.seed, round, n, cohort_size(n, self.fraction)).tolist()
+        return found
 
     def rows(self, round: int, client: int) -> Tensor:
         """All rows that the client holds in this round."""
@@ -86,6 +86,13 @@ class Plan:
 
     def _generator(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *key])
+
+
+@lru_cache(maxsize=8)  # a few seeds' rounds, the one under way and the next
+def _drawn(seed: int, round: int, n: int, k: int) -> NDArray[np.int64]:
+    """k of n clients, in ascending order."""
+    draw = np.random.default_rng([seed, _COHORT, round])
+    return np.sort(draw.choice(n, size=k, replace=False))
 
 
 @lru_cache(maxsize=2)

@@ -8,13 +8,15 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from operator import is_
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..wire import pack, unpack
 
@@ -36,9 +38,16 @@ class ClientStore:
         self.held: dict[int, dict[str, int]] = {}
         self._spilled: dict[int, Path] = {}
         self._folder: Path | None = None
+        self._stack: _Stack | None = None
+        """What the last states came from, where they are views of it."""
 
     def __len__(self) -> int:
         return len(self.states) + len(self._spilled)
+
+    @cached_property
+    def structure(self) -> TreeSpec:
+        """Of every state."""
+        return tree_flatten(self._init())[1]
 
     def fresh(self) -> Any:
         """The state of a client that has never taken part."""
@@ -61,18 +70,30 @@ class ClientStore:
 
     def stacked(self, clients: Sequence[int]) -> list[Tensor]:
         """The tensors of these clients' states, each with one more axis in front."""
-        found = [tree_flatten(self.state(client))[0] for client in clients]
+        states = [self.state(client) for client in clients]
+        if self._stack is not None and self._stack.holds(states):
+            return self._stack.leaves
+        found = [tree_flatten(state)[0] for state in states]
         return [torch.stack(leaves) for leaves in zip(*found, strict=True)]
 
-    def unstacked(self, clients: Sequence[int], leaves: Sequence[Tensor]) -> dict[int, Any]:
-        """States of their own for these clients, out of tensors with one more axis in front."""
-        _, structure = tree_flatten(self._init())
-        # In one call, whatever the number of clients; views would keep the whole stack alive.
-        own = [torch._foreach_mul(leaf.unbind(), 1) for leaf in leaves]
-        return {
-            client: tree_unflatten([leaf[i] for leaf in own], structure)
-            for i, client in enumerate(clients)
-        }
+    def unstacked(self, clients: Sequence[int], leaves: list[Tensor]) -> dict[int, Any]:
+        """States for these clients, out of tensors with one more axis in front, which nobody may
+        write on from then on."""
+        views = self._replaces_all(clients, leaves)
+        # In one call, whatever the number of clients.
+        own = [leaf.unbind() if views else torch._foreach_mul(leaf.unbind(), 1) for leaf in leaves]
+        rows = zip(*own, strict=True) if own else [()] * len(clients)
+        states = [tree_unflatten(row, self.structure) for row in rows]
+        self._stack = _Stack(states, leaves) if views else None
+        return dict(zip(clients, states, strict=True))
+
+    def _replaces_all(self, clients: Sequence[int], leaves: Sequence[Tensor]) -> bool:
+        """Whether no state would be left beside these: only then may they be views, since a view
+        keeps all of its memory alive, also where others have left it or gone to disk."""
+        size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+        alone = size == sum(leaf.untyped_storage().nbytes() for leaf in leaves)
+        fits = size <= self.limit and not self._spilled
+        return alone and fits and self.states.keys() <= {*clients}
 
     def versions(self, client: int) -> Mapping[str, int]:
         """Broadcast field -> version held; a field not named is at version 0."""
@@ -114,6 +135,17 @@ class ClientStore:
             save_file({n: t.contiguous() for n, t in pack(self.states[client]).items()}, path)
             self._spilled[client] = path
             del self.states[client]
+
+
+class _Stack(NamedTuple):
+    """States side by side."""
+
+    states: list[Any]
+    leaves: list[Tensor]
+
+    def holds(self, states: Sequence[Any]) -> bool:
+        """Whether these are the states, the very same and in this order."""
+        return len(states) == len(self.states) and all(map(is_, states, self.states))
 
 
 def _quarter_of_memory() -> int:

@@ -4,7 +4,7 @@ A program of small kernels spends nearly all of its time on being launched; a gr
 all at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,28 +30,35 @@ class Replayed:
         self._calls = 0
 
     def __call__(self, key: Any, once: Program, again: Program, inputs: Any) -> Any:
-        """What the program gives for these inputs; valid until the next call.
+        """What the program gives for these inputs; it works on copies of them, and gives copies.
 
         `once` is how it is run the first time, `again` is what is recorded the second time.
         """
-        tensors, structure = tree_flatten(inputs)
+        outputs, structure = self._outputs(key, once, again, *tree_flatten(inputs))
+        own = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in outputs]
+        _write(own, outputs)  # the next call writes over a graph's outputs
+        return tree_unflatten(own, structure)
+
+    def _outputs(
+        self, key: Any, once: Program, again: Program, tensors: list[Tensor], structure: TreeSpec
+    ) -> tuple[list[Tensor], TreeSpec]:
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
         self._calls += 1
         self._used[whole] = self._calls
         if whole not in self._graphs:
             # The first time is a plain run: some programs, such as round 1, never come again.
             self._graphs[whole] = None
-            return once(inputs)
+            return tree_flatten(once(tree_unflatten([t.clone() for t in tensors], structure)))
         graph = self._graphs[whole]
         if graph is None:
             if not self._has_room():
-                return once(inputs)
+                return tree_flatten(once(tree_unflatten([t.clone() for t in tensors], structure)))
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             graph = _Graph.record(again, tensors, structure, self._stream)
             self._graphs[whole] = graph
-        torch._foreach_copy_(graph.inputs, tensors)
+        _write(graph.inputs, tensors)
         graph.graph.replay()
-        return tree_unflatten(graph.outputs, graph.structure)
+        return graph.outputs, graph.structure
 
     def _has_room(self) -> bool:
         recorded = [key for key, graph in self._graphs.items() if graph is not None]
@@ -66,6 +73,18 @@ class Replayed:
     def clear(self) -> None:
         """Forgets all graphs and gives their memory back."""
         self._graphs.clear()
+
+
+def _write(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Each source into its target, in one call for all numbers of a kind: a call for several
+    kinds would copy them one by one."""
+    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        some = pairs.setdefault(target.dtype, ([], []))
+        some[0].append(target)
+        some[1].append(source)
+    for some in pairs.values():
+        torch._foreach_copy_(*some)
 
 
 class _Graph(NamedTuple):

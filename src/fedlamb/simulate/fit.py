@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,13 @@ class Round:
     downlink_bytes: int
     """Sent to all clients of the round together."""
     seconds: float
+
+
+class Traffic(NamedTuple):
+    """The bytes of a round."""
+
+    up: int
+    down: int
 
 
 def fit(
@@ -226,30 +233,37 @@ class Run(Iterator[Round]):
         found = Findings.of(collected.loss, server.params, measured)
         if self.number + 1 < self.rounds:  # while the device is still at work on this one
             self._executor.prepare(self.number + 2)
+        traffic = self.traffic(sent, collected)
         (told,) = read([found])
-        return self.close(sent, collected, server, told, time.perf_counter() - start)
+        return self.close(sent, collected, server, traffic, told, time.perf_counter() - start)
+
+    def traffic(self, sent: Any, collected: Collected) -> Traffic:
+        """What the round that is under way sends."""
+        cohort = self.plan.cohort(self.number + 1)
+        beside = nbytes(self.buffers)
+        up = len(cohort) * (uplink_bytes(collected.report) + beside)
+        # Many clients hold the same versions.
+        held = Counter(tuple(self.store.versions(client).items()) for client in cohort)
+        down = sum(n * (downlink_bytes(sent, dict(v)) + beside) for v, n in held.items())
+        return Traffic(up, down)
 
     def close(
         self,
         sent: Any,
         collected: Collected,
         server: Any,
+        traffic: Traffic,
         told: Told,
         seconds: float,
     ) -> Round:
         """Takes over a round that went well, and says what it was."""
         number = self.number + 1
         cohort = self.plan.cohort(number)
-        beside = nbytes(self.buffers)
-        up = len(cohort) * (uplink_bytes(collected.report) + beside)
-        # Many clients hold the same versions.
-        held = Counter(tuple(self.store.versions(client).items()) for client in cohort)
-        down = sum(n * (downlink_bytes(sent, dict(v)) + beside) for v, n in held.items())
         self.server, self.buffers, self.number = server, collected.buffers, number
         self._judged = server, told.diverged
         self.store.commit(collected.states, cohort, kept_versions(sent))
         self.changed = collected.states
-        return Round(number, cohort, told.metrics, up, down, seconds)
+        return Round(number, cohort, told.metrics, *traffic, seconds)
 
     def save(self, path: str | Path) -> None:
         """Writes everything that the next round depends on into one file."""

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -158,9 +157,7 @@ class Loop:
         }
         kind = message.flags, steps is None
         outcome: Outcome = replayed(kind, program, program, inputs)
-        # The next client's round will be written over this one's.
-        plain = partial(torch.clone, memory_format=torch.contiguous_format)
-        return tree_map_all(plain, outcome)  # type: ignore[no-any-return]
+        return outcome
 
 
 @contextmanager

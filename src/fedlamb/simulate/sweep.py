@@ -186,11 +186,12 @@ class Together:
         ahead = [self._work(run, 2) for run in runs if run.number + 1 < run.rounds]
         if whole and len(ahead) == len(runs):
             stack.prepare(ahead)
-        told = read(found)
         own = list(dict.fromkeys(runs))
+        traffic = [r.traffic(m, c) for r, m, c in zip(own, sent, collected, strict=False)]
+        told = read(found)
         seconds = (time.perf_counter() - begun) / len(own)
-        parts = zip(own, sent, collected, servers, told, strict=False)
-        return [run.close(m, c, s, t, seconds) for run, m, c, s, t in parts]
+        parts = zip(own, sent, collected, servers, traffic, told, strict=False)
+        return [run.close(*of_round, seconds) for run, *of_round in parts]
 
     def _work(self, run: Run, ahead: int) -> list[Assignment]:
         """What the run's clients do in the round that comes next, or in one after it."""

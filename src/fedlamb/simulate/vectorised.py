@@ -161,7 +161,7 @@ class Stack:
         plain = partial(stacked_round, self._gradients, form, None)
         again = partial(stacked_round, self._gradients, form, self._compiled)
         if self._replayed is None:
-            outputs = again(inputs)
+            outputs = again(tree_map(torch.clone, inputs))  # of its own, as a graph has them
         else:
             outputs = self._replayed(form.key, plain, again, inputs)
         states, mean, largest = outputs
@@ -191,8 +191,7 @@ class Stack:
         each = [[client.weight for client in trial] for trial in work]
         weights = torch.tensor(each, dtype=torch.float64)
         shares = {"shares": weights / weights.sum(dim=1, keepdim=True)}
-        there = (_moved(part, like) for part in (batches, padded_data(work), shares))
-        return _LaidOut(schedule, *there)
+        return _LaidOut(schedule, *_moved([batches, padded_data(work), shares], like))
 
     def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], Form]:
         """All that differs between rounds as tensors; all that does not as a form."""
@@ -211,15 +210,15 @@ class Stack:
             )
         clients = [[w.client for w in t.work] for t in trials]
         states = [t.store.stacked(c) for t, c in zip(trials, clients, strict=True)]
-        _, structure = tree_flatten(trials[0].store.state(clients[0][0]))
+        structure = trials[0].store.structure
         inputs: dict[str, Any] = {
-            "sent": [
-                torch.stack(parts) for parts in zip(*(m.tensors for m in messages), strict=True)
-            ],
+            "sent": _stacked([m.tensors for m in messages]),
             "varied": {
                 n: torch.tensor(v, dtype=like.dtype, device=device) for n, v in varied.items()
             },
-            "buffers": {n: torch.stack([t.buffers[n] for t in trials]) for n in trials[0].buffers},
+            "buffers": {
+                n: _side_by_side([t.buffers[n] for t in trials]) for n in trials[0].buffers
+            },
             "states": _stacked(states),
             "batches": batches,
             "data": data,
@@ -279,16 +278,31 @@ def _same_work(one: Sequence[list[Assignment]], two: Sequence[list[Assignment]])
 
 
 def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    return [torch.stack(parts) for parts in zip(*lists, strict=True)]
+    return [_side_by_side(parts) for parts in zip(*lists, strict=True)]
 
 
-def _moved(tensors: Named, like: Tensor) -> Named:
-    """On the device of `like`; of its dtype where floating."""
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """With one more axis in front; a single one stays where it is."""
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack([*parts])
 
-    def moved(tensor: Tensor) -> Tensor:
-        found = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
-        if like.is_cuda:  # out of other memory, it would wait until the device is idle
-            found = found.pin_memory()
-        return found.to(like.device, non_blocking=True)
 
-    return {name: moved(tensor) for name, tensor in tensors.items()}
+def _moved(parts: Sequence[Named], like: Tensor) -> list[Named]:
+    """On the device of `like`; of its dtype where floating. One copy for all numbers of a kind."""
+    found = [dict(part) for part in parts]
+    for floating, dtype in ((False, torch.int64), (True, like.dtype)):
+        some = [(p, n) for p in found for n, t in p.items() if t.is_floating_point() is floating]
+        if some:
+            there = _copied([part[name] for part, name in some], dtype, like.device)
+            for (part, name), tensor in zip(some, there, strict=True):
+                part[name] = tensor
+    return found
+
+
+def _copied(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    sizes = [tensor.numel() for tensor in tensors]
+    # Out of other memory, a copy would wait until the device is idle. The memory is new each time:
+    # torch gives it to no one else while a copy out of it is still under way.
+    staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+    torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors], out=staged)
+    there = torch.split(staged.to(device, non_blocking=True), sizes)
+    return [part.view(tensor.shape) for part, tensor in zip(there, tensors, strict=True)]

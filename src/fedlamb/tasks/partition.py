@@ -47,7 +47,8 @@ class Rows(Sequence[Tensor]):
         if isinstance(client, slice):
             return [self[i] for i in range(*client.indices(len(self)))]
         end = self._ends[client]
-        return self.flat[end - int(self.sizes[client]) : end]
+        start = self._ends[client - 1] if client % len(self) else 0
+        return self.flat[start:end]
 
 
 def iid(samples: int, n: int, seed: int = 0) -> Rows:
