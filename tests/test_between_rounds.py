@@ -1,0 +1,204 @@
+"""What the vectorised executor does ahead of a round, and what it hands on from one to the next.
+
+Graphs are played by a stand-in that, like a graph, works in the same memory every time.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+import fedlamb as fl
+from fedlamb.algorithm import AnyAlgorithm
+from fedlamb.simulate import cuda_graph, vectorised
+from fedlamb.simulate.client_store import ClientStore
+from problems import Small
+from test_executors import METHODS, close, every_method
+
+SMALL = Small(sizes=(6, 6, 6, 6), rounds=5)
+
+
+@dataclass
+class StandIn:
+    """Runs a program in memory of its own."""
+
+    program: Any
+    inputs: list[Tensor]
+    structure: TreeSpec
+    outputs: list[Tensor]
+
+    def replay(self) -> None:
+        own = tree_unflatten([t.clone() for t in self.inputs], self.structure)
+        for mine, new in zip(self.outputs, tree_flatten(self.program(own))[0], strict=True):
+            mine.copy_(new)
+
+    @staticmethod
+    def record(program: Any, tensors: list[Tensor], structure: TreeSpec, _: Any) -> Any:
+        outputs, of = tree_flatten(program(tree_unflatten(tensors, structure)))
+        own = [torch.full_like(t, 0) for t in outputs]
+        inputs = [t.clone() for t in tensors]
+        graph: Any = StandIn(program, inputs, structure, own)
+        return cuda_graph._Graph(graph, inputs, own, of)
+
+
+def replaying(monkeypatch: pytest.MonkeyPatch, method: AnyAlgorithm, **options: Any) -> fl.Run:
+    """A run whose rounds are replayed from the second on."""
+    monkeypatch.setattr(cuda_graph._Graph, "record", staticmethod(StandIn.record))
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    run = SMALL.fit(method, executor="vectorised", **options)
+    run._executor.stack._replayed = cuda_graph.Replayed()
+    return run
+
+
+@every_method
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("at_once", [None, 2, 1])
+def test_replayed_rounds_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, method: Any, fraction: float, at_once: int | None
+) -> None:
+    run = replaying(monkeypatch, method, fraction=fraction)
+    run._executor.stack._at_once = at_once
+    close(run, SMALL.fit(method, executor="vectorised", fraction=fraction))
+    assert any(run._executor.stack._replayed._graphs.values())
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_what_a_caller_holds_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, fraction: float, replayed: bool
+) -> None:
+    run = replaying(monkeypatch, METHODS["fed-lamb"], fraction=fraction)
+    if not replayed:
+        run._executor.stack._replayed = None
+    reports: list[Any] = []
+    update = run.algorithm.server_update
+    object.__setattr__(
+        run.algorithm, "server_update", lambda s, mean: reports.append(mean) or update(s, mean)
+    )
+    held: list[Any] = []
+    for _ in run:
+        now = dict(run.store.states), dict(run.changed), run.server, reports[-1]
+        held.append((now, tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, now)))
+    for was, copy in held:
+        for one, two in zip(tree_flatten(was)[0], tree_flatten(copy)[0], strict=True):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(two))
+
+
+def test_a_cohort_that_comes_again_is_not_stacked_again() -> None:
+    run = SMALL.fit(METHODS["fed-lamb"], executor="vectorised")
+    next(run)
+    cohort = run.plan.cohort(1)
+    once, again = run.store.stacked(cohort), run.store.stacked(cohort)
+    assert all(a is b for a, b in zip(once, again, strict=True))
+    for i, client in enumerate(cohort):
+        for leaf, own in zip(once, run.store.state(client).m.values(), strict=True):
+            assert torch.equal(leaf[i], own)
+    some = run.store.stacked(cohort[1:])
+    assert all(torch.equal(a[1:], b) for a, b in zip(once, some, strict=True))
+    turned = run.store.stacked(cohort[::-1])
+    assert all(torch.equal(a.flip(0), b) for a, b in zip(once, turned, strict=True))
+
+
+def test_states_from_elsewhere_take_the_place_of_a_stack(tmp_path: Any) -> None:
+    """A checkpoint, another process, or a caller."""
+    run = SMALL.fit(METHODS["fed-lamb"], executor="vectorised")
+    next(run)
+    run.save(tmp_path / "c")
+    whole = [r.metrics for r in run]
+    run.restore(tmp_path / "c")
+    assert [r.metrics for r in run] == whole
+    other = tree_map(torch.zeros_like, run.store.state(2))
+    for place in (run.store.states, run.store.guests):
+        before = run.store.stacked([0, 1, 2, 3])
+        place[2] = other
+        after = run.store.stacked([0, 1, 2, 3])
+        for leaf, old in zip(after, before, strict=True):
+            assert not leaf[2].any()
+            assert torch.equal(leaf[3], old[3])
+
+
+@pytest.mark.parametrize(("fraction", "shared"), [(1.0, True), (0.5, False)])
+def test_a_state_keeps_only_its_own_memory_where_others_may_outlive_it(
+    fraction: float, shared: bool
+) -> None:
+    run = SMALL.fit(METHODS["fed-lamb"], executor="vectorised", fraction=fraction)
+    list(run)
+    for client in run.plan.cohort(5):
+        for leaf in run.store.states[client].m.values():
+            own = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+            assert own is not shared
+    one = ClientStore(lambda: run.algorithm.client_init(run.params), limit=1)
+    leaves = [torch.stack([leaf] * 2) for leaf in run.params.values()]
+    for state in one.unstacked([0, 1], leaves).values():
+        assert all(t.untyped_storage().nbytes() == t.numel() * 8 for t in state.m.values())
+
+
+def test_an_algorithm_that_writes_on_its_state_does_not_reach_the_store() -> None:
+    class InPlace(fl.FedAMS):
+        def client_begin(self, client: Any, sent: Any, full_grad_at: Any) -> Any:
+            for m in client.m.values():
+                m.mul_(0.5)
+            return super().client_begin(client, sent, full_grad_at)
+
+    run = SMALL.fit(InPlace(lr=0.01), executor="vectorised")
+    next(run)
+    before = {client: tree_map(torch.clone, state) for client, state in run.store.states.items()}
+    held = dict(run.store.states)
+    next(run)
+    for client, state in before.items():
+        assert all(torch.equal(state.m[n], m) for n, m in held[client].m.items())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorised"])
+def test_a_round_is_asked_for_as_a_whole_before_the_next_is_planned(
+    monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    run = SMALL.fit(METHODS["fed-lamb"], executor=executor)
+    told: list[Any] = []
+
+    def noted(place: Any, name: str) -> None:
+        true = getattr(place, name)
+
+        def function(*given: Any, **named: Any) -> Any:
+            told.append(name)
+            return true(*given, **named)
+
+        monkeypatch.setattr(place, name, function)
+
+    noted(run._executor, "run")
+    noted(run.task, "measure")
+    noted(fl.simulate.fit, "read")
+    noted(run._executor._planned, "_assignments")
+    list(run)
+    first, last = ["run", "_assignments", "measure"], ["run", "measure", "read"]
+    between = ["_assignments", "read", "run", "measure"]
+    assert told == first + between * 4 + ["read"]
+    assert told[-3:] == last
+
+
+def test_data_are_laid_out_once_and_in_one_piece() -> None:
+    run = SMALL.fit(METHODS["fed-lamb"], executor="vectorised")
+    next(run)
+    queues, ready = run._executor.stack._ready
+    assert [each.client for each in queues[0]] == run.plan.cohort(2)
+    whole = {**ready.batches, **{f"data {n}": t for n, t in ready.data.items()}}
+    assert len({t.untyped_storage().data_ptr() for t in whole.values()}) == 1
+    work = [run._executor._planned.work(2)]
+    for found, right in (
+        (ready.batches, vectorised.padded_batches(work)[0]),
+        (ready.data, vectorised.padded_data(work)),
+    ):
+        assert found.keys() == right.keys()
+        assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+def test_a_diverged_model_that_is_replaced_has_not_diverged(tmp_path: Any) -> None:
+    run = Small(kind="regression", rounds=50).fit(fl.FedSGD(lr=1e20), executor="vectorised")
+    run.save(tmp_path / "c")
+    list(run)
+    assert run.diverged
+    run.restore(tmp_path / "c")
+    assert not run.diverged
