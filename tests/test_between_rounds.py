@@ -111,13 +111,21 @@ def test_states_from_elsewhere_take_the_place_of_a_stack(tmp_path: Any) -> None:
     run.restore(tmp_path / "c")
     assert [r.metrics for r in run] == whole
     other = tree_map(torch.zeros_like, run.store.state(2))
-    for place in (run.store.states, run.store.guests):
-        before = run.store.stacked([0, 1, 2, 3])
-        place[2] = other
-        after = run.store.stacked([0, 1, 2, 3])
-        for leaf, old in zip(after, before, strict=True):
+
+    def only_the_third_is_other() -> None:
+        for leaf, old in zip(run.store.stacked([0, 1, 2, 3]), before, strict=True):
             assert not leaf[2].any()
             assert torch.equal(leaf[3], old[3])
+
+    before = run.store.stacked([0, 1, 2, 3])
+    run.store.guests[2] = other
+    only_the_third_is_other()
+    run.store.guests.clear()
+    assert all(a is b for a, b in zip(run.store.stacked([0, 1, 2, 3]), before, strict=True))
+    run.store.commit({2: other}, [2], {})
+    only_the_third_is_other()
+    assert [*run.store.states] == [0, 1, 3, 2]
+    assert len(run.store) == 4
 
 
 @pytest.mark.parametrize(("fraction", "shared"), [(1.0, True), (0.5, False)])

@@ -59,7 +59,7 @@ class Plan:
         layers such as dropout."""
         rows = self.rows(round, client).numpy()
         draw = self._generator(_BATCHES, round, client)
-        orders = [rows[draw.permutation(len(rows))] for _ in range(self.epochs)]
+        orders = [draw.permutation(rows) for _ in range(self.epochs)]
         keys = draw.integers(-(2**63), 2**63 - 1, size=len(self.sizes(len(rows))))
         order = orders[0] if self.epochs == 1 else np.concatenate(orders)
         return torch.from_numpy(order), torch.from_numpy(keys)

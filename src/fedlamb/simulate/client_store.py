@@ -7,11 +7,10 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
-from operator import is_
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +18,32 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..wire import pack, unpack
+
+
+class Stacked(Mapping[int, Any]):
+    """States of clients side by side; a state becomes a tree of its own when it is asked for."""
+
+    def __init__(self, clients: Sequence[int], leaves: list[Tensor], structure: TreeSpec) -> None:
+        self.clients, self.leaves = [*clients], leaves
+        self._places = {client: i for i, client in enumerate(clients)}
+        self._structure = structure
+        self._trees: dict[int, Any] = {}
+
+    def __getitem__(self, client: int) -> Any:
+        if client not in self._trees:
+            place = self._places[client]
+            own = [leaf[place] for leaf in self.leaves]
+            self._trees[client] = tree_unflatten(own, self._structure)
+        return self._trees[client]
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._places
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class ClientStore:
@@ -31,18 +56,23 @@ class ClientStore:
     def __init__(self, init: Callable[[], Any], limit: int | None = None) -> None:
         self._init = init
         self.limit = _quarter_of_memory() if limit is None else limit
-        self.states: dict[int, Any] = {}
+        self._older: dict[int, Any] = {}
         """Those in memory, the one that took part longest ago first."""
+        self._latest: Mapping[int, Any] = {}
+        """Those in memory that took part last, where they are still side by side."""
         self.guests: dict[int, Any] = {}
         """States of clients of other processes, for one round."""
         self.held: dict[int, dict[str, int]] = {}
         self._spilled: dict[int, Path] = {}
         self._folder: Path | None = None
-        self._stack: _Stack | None = None
-        """What the last states came from, where they are views of it."""
 
     def __len__(self) -> int:
-        return len(self.states) + len(self._spilled)
+        return len(self._older) + len(self._latest) + len(self._spilled)
+
+    @property
+    def states(self) -> dict[int, Any]:
+        """Those in memory."""
+        return {**self._older, **self._latest}
 
     @cached_property
     def structure(self) -> TreeSpec:
@@ -57,8 +87,9 @@ class ClientStore:
         """The client's state from the last round it took part in, or a fresh one."""
         if client in self.guests:
             return self.guests[client]
-        if client in self.states:
-            return self.states[client]
+        for some in (self._latest, self._older):
+            if client in some:
+                return some[client]
         fresh = self._init()
         if client in self._spilled:
             return unpack(load_file(self._spilled[client]), like=fresh)
@@ -70,30 +101,34 @@ class ClientStore:
 
     def stacked(self, clients: Sequence[int]) -> list[Tensor]:
         """The tensors of these clients' states, each with one more axis in front."""
-        states = [self.state(client) for client in clients]
-        if self._stack is not None and self._stack.holds(states):
-            return self._stack.leaves
-        found = [tree_flatten(state)[0] for state in states]
+        latest = self._latest
+        if isinstance(latest, Stacked) and latest.clients == [*clients] and not self.guests:
+            return latest.leaves
+        found = [tree_flatten(self.state(client))[0] for client in clients]
         return [torch.stack(leaves) for leaves in zip(*found, strict=True)]
 
-    def unstacked(self, clients: Sequence[int], leaves: list[Tensor]) -> dict[int, Any]:
+    def unstacked(self, clients: Sequence[int], leaves: list[Tensor]) -> Mapping[int, Any]:
         """States for these clients, out of tensors with one more axis in front, which nobody may
         write on from then on."""
-        views = self._replaces_all(clients, leaves)
+        if self._may_stay(clients, leaves):
+            return Stacked(clients, leaves, self.structure)
         # In one call, whatever the number of clients.
-        own = [leaf.unbind() if views else torch._foreach_mul(leaf.unbind(), 1) for leaf in leaves]
-        rows = zip(*own, strict=True) if own else [()] * len(clients)
-        states = [tree_unflatten(row, self.structure) for row in rows]
-        self._stack = _Stack(states, leaves) if views else None
-        return dict(zip(clients, states, strict=True))
+        own = [torch._foreach_mul(leaf.unbind(), 1) for leaf in leaves]
+        return {
+            client: tree_unflatten([leaf[i] for leaf in own], self.structure)
+            for i, client in enumerate(clients)
+        }
 
-    def _replaces_all(self, clients: Sequence[int], leaves: Sequence[Tensor]) -> bool:
-        """Whether no state would be left beside these: only then may they be views, since a view
-        keeps all of its memory alive, also where others have left it or gone to disk."""
+    def _may_stay(self, clients: Sequence[int], leaves: Sequence[Tensor]) -> bool:
+        """Whether these states may stay side by side: where none is left beside them, since each
+        keeps all of that memory alive, also when others have left it or gone to disk."""
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
         alone = size == sum(leaf.untyped_storage().nbytes() for leaf in leaves)
-        fits = size <= self.limit and not self._spilled
-        return alone and fits and self.states.keys() <= {*clients}
+        return alone and size <= self.limit and self._replaced_by({*clients})
+
+    def _replaced_by(self, clients: Set[int]) -> bool:
+        known = (self._latest.keys(), self._older.keys(), self._spilled.keys())
+        return all(some <= clients for some in known)
 
     def versions(self, client: int) -> Mapping[str, int]:
         """Broadcast field -> version held; a field not named is at version 0."""
@@ -103,9 +138,15 @@ class ClientStore:
         self, states: Mapping[int, Any], cohort: Sequence[int], held: Mapping[str, int]
     ) -> None:
         """Takes over a finished round: new states, and what its broadcast left with the cohort."""
-        for client, state in states.items():
-            self.states.pop(client, None)
-            self.states[client] = state
+        if isinstance(states, Stacked) and self._replaced_by(states.keys()):
+            self._older, self._latest = {}, states
+        else:
+            self._older |= self._latest
+            self._latest = {}
+            for client in states:
+                self._older.pop(client, None)
+            self._older |= states
+        for client in states if self._spilled else ():
             old = self._spilled.pop(client, None)
             if old is not None:
                 old.unlink()
@@ -118,34 +159,23 @@ class ClientStore:
         for path in self._spilled.values():
             path.unlink()
         self._spilled = {}
-        self.states, self.held = dict(states), dict(held)
+        self._older, self._latest, self.held = dict(states), {}, dict(held)
         self._spill()
 
     def _spill(self) -> None:
-        if not self.states:
+        if not self._older:
             return
-        leaves = tree_flatten(next(iter(self.states.values())))[0]
+        leaves = tree_flatten(next(iter(self._older.values())))[0]
         each = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        while each and len(self.states) > max(1, self.limit // each):
-            client = next(iter(self.states))
+        while each and len(self._older) > max(1, self.limit // each):
+            client = next(iter(self._older))
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="fedlamb-clients-"))
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             path = self._folder / f"{client}.safetensors"
-            save_file({n: t.contiguous() for n, t in pack(self.states[client]).items()}, path)
+            save_file({n: t.contiguous() for n, t in pack(self._older[client]).items()}, path)
             self._spilled[client] = path
-            del self.states[client]
-
-
-class _Stack(NamedTuple):
-    """States side by side."""
-
-    states: list[Any]
-    leaves: list[Tensor]
-
-    def holds(self, states: Sequence[Any]) -> bool:
-        """Whether these are the states, the very same and in this order."""
-        return len(states) == len(self.states) and all(map(is_, states, self.states))
+            del self._older[client]
 
 
 def _quarter_of_memory() -> int:

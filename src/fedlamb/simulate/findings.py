@@ -18,26 +18,35 @@ class Told(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """A round's findings on the device, which may still be at work on them."""
+    """A round's findings, on their way from the device, which may still be at work on them."""
 
     names: list[str]
     values: Tensor
+    there: torch.cuda.Event | None
+    """When they have come; None: they are here."""
 
     @staticmethod
     def of(loss: Tensor, params: Tree, measured: Mapping[str, Tensor]) -> "Findings":
         """The loss in training, what was measured afterwards, and whether the model diverged."""
         numbers = [loss, *measured.values(), not_finite(params, loss)]
         values = torch.stack([number.to(torch.float64) for number in numbers])
-        return Findings(["train_loss", *measured], values)
+        there = None
+        if values.is_cuda:  # not behind what is sent to the device in the meantime
+            values = values.to("cpu", non_blocking=True)
+            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            there.record()
+        return Findings(["train_loss", *measured], values, there)
 
 
 def read(findings: Sequence[Findings]) -> list[Told]:
-    """The numbers; waits for the device, once for all rounds."""
-    rows = torch.stack([each.values for each in findings]).tolist()
-    return [
-        Told(dict(zip(each.names, row, strict=False)), bool(row[-1]))
-        for each, row in zip(findings, rows, strict=True)
-    ]
+    """The numbers; waits for the device until it has them all."""
+    told = []
+    for names, values, there in findings:
+        if there is not None:
+            there.synchronize()
+        *numbers, diverged = values.tolist()
+        told.append(Told(dict(zip(names, numbers, strict=True)), bool(diverged)))
+    return told
 
 
 def not_finite(params: Tree, like: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ class Run(Iterator[Round]):
         self._executor = self._built(compile)
         on_cpu = task.device.type == "cpu" and self.executor == "loop"
         self._outputs_of = CompiledOutputs(task) if compile and on_cpu else None
-        self.changed: dict[int, Any] = {}
+        self.changed: Mapping[int, Any] = {}
         """The states of this process's clients that the last round changed."""
         self._judged: tuple[Any, bool] | None = None
         """A server's state, and whether its model diverged."""

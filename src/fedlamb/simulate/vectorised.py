@@ -6,7 +6,7 @@ sizes are padded by rows of weight 0; where all are equal, nothing is padded.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import chain
@@ -240,7 +240,7 @@ class _LaidOut(NamedTuple):
 class _Chunk(NamedTuple):
     """What one trial's clients left behind."""
 
-    states: dict[int, Any]
+    states: Mapping[int, Any]
     mean: Upload
     largest: Tree
     weight: float
@@ -251,12 +251,12 @@ class _Sum:
 
     def __init__(self) -> None:
         self._mean = RunningMean()
-        self._states: dict[int, Any] = {}
+        self._states: Mapping[int, Any] = {}
         self._largest: Tree = {}
 
     def add(self, chunk: _Chunk) -> None:
         self._mean.add(chunk.mean, chunk.weight)
-        self._states |= chunk.states
+        self._states = {**self._states, **chunk.states} if self._states else chunk.states
         before = self._largest
         self._largest = {n: torch.maximum(b, before.get(n, b)) for n, b in chunk.largest.items()}
 

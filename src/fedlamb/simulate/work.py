@@ -1,6 +1,6 @@
 """What the clients of a round have to do, and what comes back: the same for every executor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -57,7 +57,7 @@ class Collected(NamedTuple):
     report: Any
     buffers: Tree
     loss: Tensor
-    states: Any
+    states: Mapping[int, Any]
     """For `ClientStore.commit`."""
 
 
