@@ -3,6 +3,7 @@
 Graphs are played by a stand-in that, like a graph, works in the same memory every time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,47 +38,54 @@ class StandIn:
 
     @staticmethod
     def record(program: Any, tensors: list[Tensor], structure: TreeSpec, _: Any) -> Any:
-        outputs, of = tree_flatten(program(tree_unflatten(tensors, structure)))
-        own = [torch.full_like(t, 0) for t in outputs]
         inputs = [t.clone() for t in tensors]
+        outputs, of = tree_flatten(program(tree_unflatten(inputs, structure)))
+        own = [torch.zeros_like(t) for t in outputs]
         graph: Any = StandIn(program, inputs, structure, own)
         return cuda_graph._Graph(graph, inputs, own, of)
 
 
-def replaying(monkeypatch: pytest.MonkeyPatch, method: AnyAlgorithm, **options: Any) -> fl.Run:
-    """A run whose rounds are replayed from the second on."""
+Start = Callable[..., fl.Run]
+
+
+@pytest.fixture(params=["plain", "replayed"])
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Runs of the vectorised executor, with and without a graph from the second round on."""
     monkeypatch.setattr(cuda_graph._Graph, "record", staticmethod(StandIn.record))
     monkeypatch.setattr(torch.cuda, "Stream", object)
-    run = SMALL.fit(method, executor="vectorised", **options)
-    run._executor.stack._replayed = cuda_graph.Replayed()
-    return run
+
+    def started(method: AnyAlgorithm, **options: Any) -> fl.Run:
+        run = SMALL.fit(method, executor="vectorised", **options)
+        if request.param == "replayed":
+            run._executor.stack._replayed = cuda_graph.Replayed()
+        return run
+
+    return started
 
 
 @every_method
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("at_once", [None, 2, 1])
-def test_replayed_rounds_are_the_same(
-    monkeypatch: pytest.MonkeyPatch, method: Any, fraction: float, at_once: int | None
+def test_rounds_in_one_piece_and_in_parts_are_the_same_with_graphs_and_without(
+    start: Start, method: Any, fraction: float, at_once: int | None
 ) -> None:
-    run = replaying(monkeypatch, method, fraction=fraction)
+    run = start(method, fraction=fraction)
     run._executor.stack._at_once = at_once
     close(run, SMALL.fit(method, executor="vectorised", fraction=fraction))
-    assert any(run._executor.stack._replayed._graphs.values())
+    replayed = run._executor.stack._replayed
+    assert replayed is None or any(replayed._graphs.values())
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-@pytest.mark.parametrize("replayed", [False, True])
-def test_what_a_caller_holds_stays_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, fraction: float, replayed: bool
-) -> None:
-    run = replaying(monkeypatch, METHODS["fed-lamb"], fraction=fraction)
-    if not replayed:
-        run._executor.stack._replayed = None
+def test_what_a_caller_holds_stays_as_it_was(start: Start, fraction: float) -> None:
     reports: list[Any] = []
-    update = run.algorithm.server_update
-    object.__setattr__(
-        run.algorithm, "server_update", lambda s, mean: reports.append(mean) or update(s, mean)
-    )
+
+    class Noting(fl.FedLAMB):
+        def server_update(self, server: Any, mean: Any) -> Any:
+            reports.append(mean)
+            return super().server_update(server, mean)
+
+    run = start(Noting(lr=0.03), fraction=fraction)
     held: list[Any] = []
     for _ in run:
         now = dict(run.store.states), dict(run.changed), run.server, reports[-1]
@@ -144,20 +152,19 @@ def test_a_state_keeps_only_its_own_memory_where_others_may_outlive_it(
         assert all(t.untyped_storage().nbytes() == t.numel() * 8 for t in state.m.values())
 
 
-def test_an_algorithm_that_writes_on_its_state_does_not_reach_the_store() -> None:
+def test_an_algorithm_that_writes_on_its_state_does_not_reach_the_store(start: Start) -> None:
     class InPlace(fl.FedAMS):
         def client_begin(self, client: Any, sent: Any, full_grad_at: Any) -> Any:
             for m in client.m.values():
                 m.mul_(0.5)
             return super().client_begin(client, sent, full_grad_at)
 
-    run = SMALL.fit(InPlace(lr=0.01), executor="vectorised")
-    next(run)
-    before = {client: tree_map(torch.clone, state) for client, state in run.store.states.items()}
-    held = dict(run.store.states)
-    next(run)
-    for client, state in before.items():
-        assert all(torch.equal(state.m[n], m) for n, m in held[client].m.items())
+    run, held = start(InPlace(lr=0.01)), []
+    for _ in run:
+        held.append((run.store.states, tree_map(torch.clone, run.store.states)))
+    for was, copy in held:
+        for one, two in zip(tree_flatten(was)[0], tree_flatten(copy)[0], strict=True):
+            assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vectorised"])
