@@ -4,6 +4,7 @@ from collections import Counter
 from fractions import Fraction
 from math import floor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import fedlamb as fl
 from fedlamb.plan import Plan
+from fedlamb.tasks.partition import Rows
 
 
 def plan(sizes=(5, 8, 3), fraction=1.0, batch_size=4, epochs=1, seed=0) -> Plan:
@@ -112,3 +114,33 @@ def test_shards_of_one_class_each_where_the_classes_divide():
     labels = [c for c in range(10) for _ in range(20)]
     parts = fl.shards(labels, n=10, per_client=2)
     assert all(len({labels[i] for i in part.tolist()}) <= 2 for part in parts)
+
+
+def test_streams_are_what_they_were_when_results_were_published():
+    p = plan([7, 9, 5, 8], fraction=0.5, batch_size=4, epochs=2, seed=6)
+    for r in (1, 2):
+        drawn = np.random.default_rng([6, 0, r]).choice(4, size=2, replace=False)
+        assert p.cohort(r) == sorted(drawn)
+        for client in p.cohort(r):
+            draw, rows = np.random.default_rng([6, 1, r, client]), p.rows(r, client).numpy()
+            orders = [rows[draw.permutation(len(rows))] for _ in range(2)]
+            keys = draw.integers(-(2**63), 2**63 - 1, size=len(p.batches(r, client)))
+            order, own = p.steps(r, client)
+            assert order.tolist() == np.concatenate(orders).tolist()
+            assert own.tolist() == keys.tolist()
+
+
+def test_a_cohort_may_be_changed_by_whoever_asked_for_it():
+    p = plan([1] * 5)
+    p.cohort(1).clear()
+    assert p.cohort(1) == [0, 1, 2, 3, 4]
+
+
+def test_rows_are_what_a_list_of_them_would_give():
+    parts = [[3, 4], [1], [0, 2, 5]]
+    rows = Rows(torch.tensor(sum(parts, [])), torch.tensor([2, 1, 3]))
+    assert [part.tolist() for part in rows] == parts
+    assert [rows[i].tolist() for i in (-1, -2, -3)] == parts[::-1]
+    for place in (3, -4):
+        with pytest.raises(IndexError):
+            rows[place]
