@@ -16,6 +16,7 @@ import fedlamb as fl
 from fedlamb.algorithm import AnyAlgorithm
 from fedlamb.simulate import cuda_graph, vectorised
 from fedlamb.simulate.client_store import ClientStore
+from fedlamb.simulate.findings import Findings, read
 from problems import Small
 from test_executors import METHODS, close, every_method
 
@@ -208,6 +209,24 @@ def test_data_are_laid_out_once_and_in_one_piece() -> None:
     ):
         assert found.keys() == right.keys()
         assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_number_that_is_not_finite_is_found_among_all(
+    bad: float | None, dtype: torch.dtype
+) -> None:
+    top = torch.finfo(dtype).max
+    params = {"a": torch.full((2, 3), top, dtype=dtype), "b": torch.full((4,), top, dtype=dtype)}
+    params |= {"empty": torch.zeros(0, dtype=dtype)}
+    if bad is not None:
+        params["b"][2] = bad
+    loss = torch.tensor(0.1, dtype=dtype)
+    (told,) = read([Findings.of(loss, params, {"test": torch.tensor(0.2).double()})])
+    assert told.diverged is (bad is not None)
+    assert told.metrics == {"train_loss": float(loss), "test": float(torch.tensor(0.2))}
+    (told,) = read([Findings.of(loss, {"empty": params["empty"]}, {})])
+    assert not told.diverged
 
 
 def test_a_diverged_model_that_is_replaced_has_not_diverged(tmp_path: Any) -> None:

@@ -138,7 +138,7 @@ def test_a_cohort_may_be_changed_by_whoever_asked_for_it():
 
 def test_rows_are_what_a_list_of_them_would_give():
     parts = [[3, 4], [1], [0, 2, 5]]
-    rows = Rows(torch.tensor(sum(parts, [])), torch.tensor([2, 1, 3]))
+    rows = Rows(torch.tensor([3, 4, 1, 0, 2, 5]), torch.tensor([2, 1, 3]))
     assert [part.tolist() for part in rows] == parts
     assert [rows[i].tolist() for i in (-1, -2, -3)] == parts[::-1]
     for place in (3, -4):

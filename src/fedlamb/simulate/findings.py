@@ -28,13 +28,13 @@ class Findings(NamedTuple):
     @staticmethod
     def of(loss: Tensor, params: Tree, measured: Mapping[str, Tensor]) -> "Findings":
         """The loss in training, what was measured afterwards, and whether the model diverged."""
-        numbers = [loss, *measured.values(), not_finite(params, loss)]
+        numbers = [loss, *measured.values(), largest(params, loss)]
         values = torch.stack([number.to(torch.float64) for number in numbers])
         there = None
         if values.is_cuda:  # not behind what is sent to the device in the meantime
+            stream = torch.cuda.current_stream(values.device)
             values = values.to("cpu", non_blocking=True)
-            there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            there.record()
+            there = stream.record_event()
         return Findings(["train_loss", *measured], values, there)
 
 
@@ -44,14 +44,14 @@ def read(findings: Sequence[Findings]) -> list[Told]:
     for names, values, there in findings:
         if there is not None:
             there.synchronize()
-        *numbers, diverged = values.tolist()
-        told.append(Told(dict(zip(names, numbers, strict=True)), bool(diverged)))
+        *numbers, most = values.tolist()
+        told.append(Told(dict(zip(names, numbers, strict=True)), not math.isfinite(most)))
     return told
 
 
-def not_finite(params: Tree, like: Tensor) -> Tensor:
-    """Whether any of the numbers is not finite; on the device of `like`."""
+def largest(params: Tree, like: Tensor) -> Tensor:
+    """The largest absolute value, finite only where all are; on the device of `like`."""
     some = [p for p in params.values() if p.numel()]
     if not some:
-        return torch.zeros((), dtype=torch.bool, device=like.device)
-    return ~torch.stack(torch._foreach_norm(some, math.inf)).isfinite().all()
+        return like.new_zeros(())
+    return torch.stack(torch._foreach_norm(some, math.inf)).amax()

@@ -1,5 +1,6 @@
 """`fit`: a federation as an iterator of rounds."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from .client_store import ClientStore
 from .compiled_loop.outputs import CompiledOutputs
 from .crew import Crew
 from .distributed import Distributed, Share
-from .findings import Findings, Told, not_finite, read
+from .findings import Findings, Told, largest, read
 from .loop import Loop
 from .vectorised import Vectorised
 from .work import Collected
@@ -206,7 +207,7 @@ class Run(Iterator[Round]):
         """Whether the global model holds a number that is not finite; no round can mend that."""
         if self._judged is None or self._judged[0] is not self.server:
             like = next(iter(self.task.params.values()))
-            self._judged = self.server, bool(not_finite(self.params, like))
+            self._judged = self.server, not math.isfinite(largest(self.params, like))
         return self._judged[1]
 
     def model(self) -> nn.Module:
