@@ -25,8 +25,9 @@ import torch
 
 import fedlamb as fl
 from fedlamb.local_round import local_round
-from fedlamb.simulate.convolution import correlate, input_gradient, weight_gradient
 from fedlamb.simulate.loop import Autograd
+from fedlamb.simulate.stacked import pooled
+from fedlamb.simulate.stacked.convolution import correlate, input_gradient, weight_gradient
 from fedlamb.simulate.work import assignments
 from fedlamb.tasks.images import Batch
 from fedlamb.tasks.models import build_model
@@ -147,16 +148,16 @@ def _stacked_cnn() -> Callable[[], None]:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(CLIENTS, *shape, device="cuda")
 
-    x1, w1, y1 = normal(128, 1, 28, 28), normal(10, 1, 5, 5), normal(128, 10, 24, 24)
-    x2, w2, y2 = normal(128, 10, 12, 12), normal(20, 10, 5, 5), normal(128, 20, 8, 8)
+    x1, w1, y1 = normal(128, 28, 28, 1), normal(10, 1, 5, 5), normal(128, 12, 12, 10)
+    x2, w2, y2 = normal(128, 12, 12, 10), normal(20, 10, 5, 5), normal(128, 8, 8, 20)
     linear = [_linear(320, 50, first=False), _linear(50, 10, first=False)]
 
     def products() -> None:
-        correlate(x1, w1, 1)
-        weight_gradient(x1, y1, 5, 5, 1)
-        correlate(x2, w2, 1)
-        weight_gradient(x2, y2, 5, 5, 1)
-        input_gradient(y2, w2, 12, 12, 1)
+        _, places = pooled.pooled(x1, w1, 0, 0)
+        pooled.weight_gradient(x1, y1, places, 5, 5, 0, 0)
+        correlate(x2, w2, 1, 0, 0)
+        weight_gradient(x2, y2, 5, 5, 1, 0, 0)
+        input_gradient(y2, w2, 0, 0)
         for layer in linear:
             layer()
 

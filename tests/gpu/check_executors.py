@@ -23,7 +23,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import fedlamb as fl
-from fedlamb.simulate.convolution import correlate, input_gradient, weight_gradient
+from fedlamb.simulate.stacked import pooled, product_kernels
+from fedlamb.simulate.stacked.convolution import (
+    as_torch_has_them,
+    channels_last,
+    correlate,
+    input_gradient,
+    weight_gradient,
+)
 from fedlamb.tasks.models import build_model
 
 METHODS = [
@@ -88,17 +95,59 @@ def check_convolutions():
             dy = torch.randn(y.shape, generator=draw, dtype=torch.float64)
             y.backward(dy)
             xs, ks, dys = (t.float().cuda() for t in (images, weights, dy))
-            for found, expected in (
-                (correlate(xs, ks, stride), y),
-                (input_gradient(dys, ks, h, w, stride), x.grad),
-                (weight_gradient(xs, dys, down, across, stride), k.grad),
-            ):
-                gap = (
-                    found.cpu().double() - expected.detach()
-                ).abs().max() / expected.detach().abs().max()
-                worst = max(worst, float(gap))
+            xs, dys = channels_last(xs), channels_last(dys)
+            pairs = [
+                (correlate(xs, ks, stride, 0, 0), y),
+                (weight_gradient(xs, dys, down, across, stride, 0, 0), k.grad),
+            ]
+            if stride == 1:
+                pairs.append((input_gradient(dys, ks, 0, 0), x.grad))
+            for found, expected in pairs:
+                found = as_torch_has_them(found) if expected is not k.grad else found
+                worst = max(worst, gap(found, expected))
         print(f"convolutions, allow_tf32={tf32}: {worst:.1e} of the largest")
         assert worst < tolerance, worst
+
+
+def gap(found, expected):
+    """The largest difference, as a share of the largest number."""
+    expected = expected.detach()
+    return float((found.cpu().double() - expected).abs().max() / expected.abs().max())
+
+
+def check_pool():
+    """A convolution with its pool; which pixel is the largest must not hang on rounding."""
+    draw = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for n, c, side, o, kernel, padding in ((5, 1, 28, 10, 5, 0), (3, 3, 11, 17, 3, 1)):
+        x = torch.randn(3, n, c, side, side, generator=draw, dtype=torch.float64)
+        k = torch.randn(3, o, c, kernel, kernel, generator=draw, dtype=torch.float64)
+        k.requires_grad_()
+        each = [F.conv2d(a, b, padding=padding) for a, b in zip(x, k, strict=True)]
+        y = torch.stack([F.max_pool2d(a, 2) for a in each])
+        dy = torch.randn(y.shape, generator=draw, dtype=torch.float64)
+        y.backward(dy)
+        xs, ks, dys = (t.detach().float().cuda() for t in (x, k, dy))
+        found, places = pooled.pooled(channels_last(xs), ks, padding, padding)
+        by_k = pooled.weight_gradient(
+            channels_last(xs), channels_last(dys), places, kernel, kernel, padding, padding
+        )
+        worst = max(worst, gap(as_torch_has_them(found), y), gap(by_k, k.grad))
+    print(f"convolutions with their pools: {worst:.1e} of the largest")
+    assert worst < 5e-6, worst
+
+
+def check_products():
+    """Products of stacked matrices, of sizes that fill no tile."""
+    draw = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for m, k, n in ((128, 784, 200), (200, 128, 784), (128, 200, 10), (7, 50, 33)):
+        a = torch.randn(5, k, m, generator=draw, dtype=torch.float64).mT
+        b = torch.randn(5, k, n, generator=draw, dtype=torch.float64)
+        found = product_kernels.product(a.float().cuda(), b.float().cuda())
+        worst = max(worst, gap(found, a @ b))
+    print(f"products: {worst:.1e} of the largest")
+    assert worst < 5e-6, worst
 
 
 def leave_rubbish():
@@ -131,6 +180,8 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     check_convolutions()
     torch.backends.cudnn.allow_tf32 = False
+    check_pool()
+    check_products()
     equal = fl.iid(240, 8)
     ragged = fl.dirichlet(torch.arange(240) % 4, 8, 0.5, balanced=False)
     worst = 0.0

@@ -9,6 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .saying import compiling
+from .stacked.pooled import JoinedPools
+from .stacked.products import faster_products
 
 
 class Compiled:
@@ -43,5 +45,8 @@ def _compile(
         return leaves
 
     # Traced first: the result is a plain list of operations, without vmap and without trees.
-    traced = make_fx(flat)(*tensors)
+    with JoinedPools():
+        traced = make_fx(flat)(*tensors)
+    traced.graph.eliminate_dead_code()
+    traced = faster_products(traced)
     return torch.compile(traced, dynamic=False), of[0]

@@ -25,13 +25,13 @@ from ..trees import Tree
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
 from .compiled import Compiled
-from .convolution import with_stacked_convolutions
 from .cuda_graph import Replayed
 from .functional import Functional
 from .messages import take_apart
 from .padding import Named, Schedule, padded_batches, padded_data
 from .running_mean import RunningMean
 from .saying import say
+from .stacked.layers import with_stacked_convolutions
 from .stacked_round import Form, stacked_round
 from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
 

@@ -1,0 +1,1 @@
+"""Operations on many small models at once."""
