@@ -71,19 +71,21 @@ def stacked_round(
         all_step = partial(compiled, (form.algorithm, form.flags), all_step)
     now: Underway = each(start, of_trials, inputs["states"], inputs["data"])
     finished: list[Underway] = []
-    batches, first = dict(inputs["batches"]), 0
+    batches = dict(inputs["batches"])
     steps, keys = batches.pop("steps"), batches.pop("key")
-    for number, (width, active, resting) in enumerate(zip(*form.schedule, strict=True)):
+    widths = form.schedule.widths
+    of_steps = {n: torch.split_with_sizes_copy(t, widths, dim=2) for n, t in batches.items()}
+    of_steps["key"] = keys.movedim(2, 0).contiguous()
+    for number, (_, active, resting) in enumerate(zip(*form.schedule, strict=True)):
         if active < now.loss.shape[1]:  # the others are done
             finished.insert(0, tree_map(lambda t, a=active: t[:, a:], now))
             now = tree_map(lambda t, a=active: t[:, :a], now)
-        rows = slice(first, first + width)
-        batch = {name: t[:, :active, rows] for name, t in batches.items()}
-        after = all_step(of_trials, now, {**batch, "key": keys[:, :active, number]})
+        batch = {name: parts[number][:, :active] for name, parts in of_steps.items()}
+        after = all_step(of_trials, now, batch)
         if resting:
             at_work = steps[:, :active] > number
             after = tree_map(partial(_where, at_work), after, now)
-        now, first = after, first + width
+        now = after
     if finished:
         now = tree_map(lambda *parts: torch.cat(parts, dim=1), now, *finished)
     outcome: Outcome = each(stop, of_trials, now, steps)

@@ -1,7 +1,6 @@
 """A Triton kernel for the products of the matrices of many models at once.
 
-float32 is multiplied as three products of TensorFloat-32, which loses next to nothing, or as one
-where `torch.backends.cuda.matmul.allow_tf32` is on.
+float32 is multiplied as three products of TensorFloat-32, which loses next to nothing.
 """
 
 import torch
@@ -16,7 +15,7 @@ def _product(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     A_MODEL: tl.constexpr, A_ROW: tl.constexpr, A_COLUMN: tl.constexpr,
     B_MODEL: tl.constexpr, B_ROW: tl.constexpr, B_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] = sum over k of a[m, k] * b[k, n]"""
     model = tl.program_id(1).to(tl.int64)
@@ -38,7 +37,7 @@ def _product(
             mask=(k < K)[:, None] & (n < N)[None, :],
             other=0.0,
         )
-        total = tl.dot(left, right, total, input_precision=PRECISION)
+        total = tl.dot(left, right, total, input_precision="tf32x3")
     out += model * (M * N)
     tl.store(out + (m[:, None] * N + n[None, :]), total, mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -52,12 +51,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     rows, columns, terms = _side(m, 64), _side(n, 32), _side(k, 64)
     grid = (triton.cdiv(m, rows) * triton.cdiv(n, columns), models)
     (a_model, a_row, a_column), (b_model, b_row, b_column) = a.stride(), b.stride()
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     with torch.cuda.device_of(a):
         _product[grid](
             a, b, out, M=m, N=n, K=k, A_MODEL=a_model, A_ROW=a_row, A_COLUMN=a_column,
             B_MODEL=b_model, B_ROW=b_row, B_COLUMN=b_column, ROWS=rows, COLUMNS=columns,
-            TERMS=terms, PRECISION=precision, num_warps=4, num_stages=2,
+            TERMS=terms, num_warps=4, num_stages=2,
         )  # fmt: skip
     return out
 
