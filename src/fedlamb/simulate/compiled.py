@@ -48,5 +48,6 @@ def _compile(
     with JoinedPools():
         traced = make_fx(flat)(*tensors)
     traced.graph.eliminate_dead_code()
+    traced.recompile()
     traced = faster_products(traced)
     return torch.compile(traced, dynamic=False), of[0]
