@@ -74,7 +74,8 @@ def stacked_round(
     batches = dict(inputs["batches"])
     steps, keys = batches.pop("steps"), batches.pop("key")
     widths = form.schedule.widths
-    of_steps = {n: torch.split_with_sizes_copy(t, widths, dim=2) for n, t in batches.items()}
+    split: Callable[..., Any] = torch.split_with_sizes_copy  # torch's types have it return nothing
+    of_steps = {name: split(t, widths, dim=2) for name, t in batches.items()}
     of_steps["key"] = keys.movedim(2, 0).contiguous()
     for number, (_, active, resting) in enumerate(zip(*form.schedule, strict=True)):
         if active < now.loss.shape[1]:  # the others are done
