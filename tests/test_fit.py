@@ -219,3 +219,25 @@ def test_an_algorithm_that_changes_in_place_is_told_and_does_not_reach_the_task(
         next(run)
     assert run.number == 0
     assert all(torch.equal(p, before[name]) for name, p in task.params.items())
+
+
+@pytest.mark.parametrize("executor", ["loop", "vectorised"])
+def test_a_round_that_cannot_be_dealt_is_told_when_it_comes(executor: str) -> None:
+    """What is planned ahead must not take the finished round with it."""
+    seeds: list[int] = []
+
+    def deal(parts: int, seed: int) -> Any:
+        if seed not in seeds:
+            seeds.append(seed)
+        if len(seeds) > 3:  # one for the check, and two rounds
+            raise ValueError("no more rows")
+        return fl.iid(1437, parts, seed)
+
+    data = fl.digits()
+    task = fl.Task(fl.mlp(64, [4], 10), data.train, data.test)
+    clients = fl.PerRound(deal, n=4)
+    run = fl.fit(fl.FedSGD(lr=0.1), task, clients=clients, rounds=5, executor=executor)
+    assert [next(run).number, next(run).number] == [1, 2]
+    with pytest.raises(ValueError, match="no more rows"):
+        next(run)
+    assert run.number == 2

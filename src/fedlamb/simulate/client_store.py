@@ -120,15 +120,15 @@ class ClientStore:
         }
 
     def _may_stay(self, clients: Sequence[int], leaves: Sequence[Tensor]) -> bool:
-        """Whether these states may stay side by side: where none is left beside them, since each
+        """Whether these states may stay side by side: where they are all there are, since each
         keeps all of that memory alive, also when others have left it or gone to disk."""
         size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
         alone = size == sum(leaf.untyped_storage().nbytes() for leaf in leaves)
         return alone and size <= self.limit and self._replaced_by({*clients})
 
     def _replaced_by(self, clients: Set[int]) -> bool:
-        known = (self._latest.keys(), self._older.keys(), self._spilled.keys())
-        return all(some <= clients for some in known)
+        known = self._latest.keys() | self._older.keys() | self._spilled.keys()
+        return known == clients
 
     def versions(self, client: int) -> Mapping[str, int]:
         """Broadcast field -> version held; a field not named is at version 0."""

@@ -10,7 +10,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .saying import compiling
 from .stacked.pooled import JoinedPools
-from .stacked.products import faster_products
+from .stacked.products import with_stacked_products
 
 
 class Compiled:
@@ -49,5 +49,5 @@ def _compile(
         traced = make_fx(flat)(*tensors)
     traced.graph.eliminate_dead_code()
     traced.recompile()
-    traced = faster_products(traced)
+    traced = with_stacked_products(traced)
     return torch.compile(traced, dynamic=False), of[0]

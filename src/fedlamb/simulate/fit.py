@@ -4,6 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -232,8 +233,11 @@ class Run(Iterator[Round]):
         after = server.params, collected.buffers
         measured = self.task.measure(*after, self.crew, self._outputs_of)
         found = Findings.of(collected.loss, server.params, measured)
-        if self.number + 1 < self.rounds:  # while the device is still at work on this one
-            self._executor.prepare(self.number + 2)
+        if self.number + 1 < self.rounds:
+            # While the device is still at work on this one. What fails here is no fault of this
+            # round: the next one will meet it, and tell.
+            with suppress(Exception):
+                self._executor.prepare(self.number + 2)
         traffic = self.traffic(sent, collected)
         (told,) = read([found])
         return self.close(sent, collected, server, traffic, told, time.perf_counter() - start)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -182,10 +183,11 @@ class Together:
             Findings.of(c.loss, s.params, measured)
             for c, s, measured in zip(collected, servers, stack.measure(after), strict=True)
         ]
-        # Planned while the device is still busy.
-        ahead = [self._work(run, 2) for run in runs if run.number + 1 < run.rounds]
-        if whole and len(ahead) == len(runs):
-            stack.prepare(ahead)
+        # Planned while the device is still busy. What fails here, the next round will tell.
+        with suppress(Exception):
+            ahead = [self._work(run, 2) for run in runs if run.number + 1 < run.rounds]
+            if whole and len(ahead) == len(runs):
+                stack.prepare(ahead)
         own = list(dict.fromkeys(runs))
         traffic = [r.traffic(m, c) for r, m, c in zip(own, sent, collected, strict=False)]
         told = read(found)

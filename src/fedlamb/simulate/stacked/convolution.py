@@ -94,7 +94,7 @@ def _(x: Tensor, dy: Tensor, down: int, across: int, stride: int, top: int, left
     )
 
 
-class Stacked(torch.autograd.Function):
+class OfModels(torch.autograd.Function):
     """A function of tensors whose first axis are the models; under vmap there are more models."""
 
     @classmethod
@@ -114,7 +114,7 @@ class Stacked(torch.autograd.Function):
         return tuple(each.unflatten(0, (info.batch_size, -1)) for each in found), (0,) * len(found)
 
 
-class Correlation(Stacked):
+class Correlation(OfModels):
     """x with w, both as torch has them but for the models."""
 
     @staticmethod
@@ -140,7 +140,7 @@ class Correlation(Stacked):
         return Correlation.folded(info, in_dims, *arguments)
 
 
-class InputGradient(Stacked):
+class InputGradient(OfModels):
     """The gradient of a correlation by its images, for images of this size."""
 
     @staticmethod
@@ -163,7 +163,7 @@ class InputGradient(Stacked):
         return InputGradient.folded(info, in_dims, *arguments)
 
 
-class WeightGradient(Stacked):
+class WeightGradient(OfModels):
     """The gradient of a correlation by its weights, for windows of this height and width."""
 
     @staticmethod

@@ -81,7 +81,7 @@ def _spread(
 @triton.jit
 def _larger(best, place, other, number):
     """As torch compares them: the first of equals, and what is no number goes through."""
-    better = (other > best) | (other != other)
+    better = (other > best) | ((other == best) & (number < place)) | (other != other)
     return tl.where(better, other, best), tl.where(better, number, place)
 
 
@@ -306,7 +306,16 @@ def _power(count: int) -> int:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *rest: Any, **numbers: Any) -> None:
-    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
+    precision = "tf32" if _one_is_enough() else "tf32x3"
     with torch.cuda.device_of(first):
         # No pipeline: what it takes in registers and instructions costs more than it saves.
         kernel[grid](first, *rest, **numbers, PRECISION=precision, num_stages=1)
+
+
+def _one_is_enough() -> bool:
+    setting: Any = torch.backends.cudnn
+    try:
+        allowed: bool = setting.allow_tf32
+    except RuntimeError:  # set through torch's newer interface, beside which this is not read
+        return bool(setting.conv.fp32_precision == "tf32")
+    return allowed

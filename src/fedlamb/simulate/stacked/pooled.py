@@ -13,7 +13,7 @@ from torch.nn import grad as gradients
 from torch.overrides import TorchFunctionMode
 
 from ..compiled_loop.pooling import is_plain
-from .convolution import InputGradient, Stacked, as_torch_has_them, channels_last
+from .convolution import InputGradient, OfModels, as_torch_has_them, channels_last
 
 _CHANNELS, _OUTPUTS, _KERNEL = 4, 32, 7  # at most: with more, another layout would be faster
 
@@ -43,11 +43,15 @@ class JoinedPools(TorchFunctionMode):
     ) -> Any:
         keywords = keywords or {}
         made = self._of(arguments[0]) if arguments else None
+        if made is not None and function in _CUTS:
+            del self._made[id(made.result)]
+            made = None
         if made is not None and function in _POOLS and _joins(*arguments, **keywords):
             return made.pooled()
         found = function(*arguments, **keywords)
         if made is not None and function in _RELUS:
-            self.keep(made._replace(result=found, version=found._version, relu=True))
+            versions = _versions(found, *made.parts)
+            self.keep(made._replace(result=found, versions=versions, relu=True))
         return found
 
     def keep(self, made: "_Made") -> None:
@@ -56,7 +60,7 @@ class JoinedPools(TorchFunctionMode):
 
     def _of(self, result: Any) -> "_Made | None":
         made = self._made.get(id(result))
-        return made if made is not None and made.version == result._version else None
+        return made if made is not None and made.holds else None
 
 
 def note(result: Tensor, layer: nn.Conv2d, input: Tensor) -> None:
@@ -64,7 +68,9 @@ def note(result: Tensor, layer: nn.Conv2d, input: Tensor) -> None:
     few = layer.in_channels <= _CHANNELS and layer.out_channels <= _OUTPUTS
     small = few and max(layer.kernel_size) <= _KERNEL
     if JoinedPools._tracing and small and set(layer.stride) == {1}:
-        made = _Made(result, result._version, input, layer.weight, layer.bias, layer.padding, False)
+        parts = [input, layer.weight, *([] if layer.bias is None else [layer.bias])]
+        versions, followed = _versions(result, *parts), torch.is_grad_enabled()
+        made = _Made(result, versions, input, layer.weight, layer.bias, layer.padding, followed)
         JoinedPools._tracing[-1].keep(made)
 
 
@@ -72,13 +78,26 @@ class _Made(NamedTuple):
     """How a result was made."""
 
     result: Tensor
-    version: int
-    """Of the result, before anybody changed it in place."""
+    versions: list[int]
+    """Of the result and its parts, before anybody changed them in place."""
     input: Tensor
     weight: Tensor
     bias: Tensor | None
     padding: Any
-    relu: bool
+    followed: bool
+    """Whether gradients flow through it."""
+    relu: bool = False
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """What it was made of."""
+        return [self.input, self.weight, *([] if self.bias is None else [self.bias])]
+
+    @property
+    def holds(self) -> bool:
+        """Whether to make it again, now, would give the same with the same gradients."""
+        same = self.versions == _versions(self.result, *self.parts)
+        return same and self.followed == torch.is_grad_enabled()
 
     def pooled(self) -> Tensor:
         """The pool of the result, made without it."""
@@ -87,6 +106,15 @@ class _Made(NamedTuple):
         return F.relu(found) if self.relu else found
 
 
+def _versions(*tensors: Tensor) -> list[int]:
+    return [tensor._version for tensor in tensors]
+
+
+_CUTS: tuple[Any, ...] = (
+    Tensor.detach_, Tensor.requires_grad_, Tensor.register_hook, Tensor.data.__get__,  # type: ignore[attr-defined]
+    Tensor.data.__set__,  # type: ignore[attr-defined]
+)  # fmt: skip
+"""After these, what a result holds or hands back may be another thing than what made it."""
 _POOLS: tuple[Any, ...] = (torch.max_pool2d, F.max_pool2d)
 _RELUS: tuple[Any, ...] = (F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
 
@@ -174,7 +202,7 @@ def _(x: Tensor, dy: Tensor, places: Tensor, down: int, across: int, top: int, l
     return kernels.pooled_weight_gradient(images, gradient, kept, (down, across), (top, left))
 
 
-class _Pooled(Stacked):
+class _Pooled(OfModels):
     @staticmethod
     def forward(x: Tensor, w: Tensor, top: int, left: int) -> Any:
         found = pooled(channels_last(x), w.contiguous(), top, left)
@@ -201,7 +229,7 @@ class _Pooled(Stacked):
         return _Pooled.folded(info, in_dims, *arguments)
 
 
-class _PooledInputGradient(Stacked):
+class _PooledInputGradient(OfModels):
     @staticmethod
     def forward(
         dy: Tensor, places: Tensor, w: Tensor, height: int, width: int, top: int, left: int
@@ -219,7 +247,7 @@ class _PooledInputGradient(Stacked):
         return _PooledInputGradient.folded(info, in_dims, *arguments)
 
 
-class _PooledWeightGradient(Stacked):
+class _PooledWeightGradient(OfModels):
     @staticmethod
     def forward(
         x: Tensor, dy: Tensor, places: Tensor, down: int, across: int, top: int, left: int

@@ -18,10 +18,12 @@ def _product(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] = sum over k of a[m, k] * b[k, n]"""
-    model = tl.program_id(1).to(tl.int64)
     across: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
-    m = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    tiles: tl.constexpr = (M + ROWS - 1) // ROWS * across
+    model = (tl.program_id(0) // tiles).to(tl.int64)  # of one axis, since others end at 65,535
+    tile = tl.program_id(0) % tiles
+    m = tile // across * ROWS + tl.arange(0, ROWS)
+    n = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     a += model * A_MODEL
     b += model * B_MODEL
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -51,7 +53,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     turned = a.stride(1) == 1
     rows, columns = (_side(m, 32), _side(n, 64)) if turned else (_side(m, 64), _side(n, 32))
     terms = _side(k, 32 if turned else 64)
-    grid = (triton.cdiv(m, rows) * triton.cdiv(n, columns), models)
+    grid = (triton.cdiv(m, rows) * triton.cdiv(n, columns) * models,)
     (a_model, a_row, a_column), (b_model, b_row, b_column) = a.stride(), b.stride()
     with torch.cuda.device_of(a):
         _product[grid](

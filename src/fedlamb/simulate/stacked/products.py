@@ -29,12 +29,11 @@ def _shape(a: Tensor, b: Tensor) -> Tensor:
 define("stacked_product(Tensor a, Tensor b) -> Tensor", _on_gpu, _shape, ("CUDA",), any_layout=True)
 
 
-def faster_products(graph: GraphModule) -> GraphModule:
+def with_stacked_products(graph: GraphModule) -> GraphModule:
     """The graph with this kernel in place of torch's, where it fits."""
-    if torch.backends.cuda.matmul.allow_tf32:  # which torch's own kernels do faster
-        return graph
-    for node in graph.graph.nodes:
-        if node.target is aten.bmm.default and all(map(_fits, node.args)):
+    products = [node for node in graph.graph.nodes if node.target is aten.bmm.default]
+    for node in products:
+        if all(map(_fits, node.args)):
             node.target = torch.ops.fedlamb.stacked_product.default
     graph.recompile()
     return graph
@@ -42,4 +41,21 @@ def faster_products(graph: GraphModule) -> GraphModule:
 
 def _fits(matrices: Any) -> bool:
     found: Tensor = matrices.meta["val"]
-    return found.is_cuda and found.dtype == torch.float32 and find_spec("triton") is not None
+    return (
+        found.is_cuda
+        and found.dtype == torch.float32
+        and find_spec("triton") is not None
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(found.device) >= (8, 0)  # with TensorFloat-32
+        and not _one_is_enough()
+    )
+
+
+def _one_is_enough() -> bool:
+    """Whether one product of TensorFloat-32 is allowed, which torch's own kernels do faster."""
+    setting: Any = torch.backends.cuda.matmul
+    try:
+        allowed: bool = setting.allow_tf32
+    except RuntimeError:  # set through torch's newer interface, beside which this is not read
+        return bool(setting.fp32_precision == "tf32")
+    return allowed
