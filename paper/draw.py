@@ -4,7 +4,8 @@
 
 Writes figures/*.png and *.svg, tables.md, and the tuned rates that come with the package. A curve
 is the mean over seeds of the test accuracy at the point that tuning chose; the band is from the
-lowest to the highest seed. A panel that has not been run says so.
+lowest to the highest seed. Where curves differ in eps, best accuracies over eps. A panel that has
+not been run says so.
 """
 
 import argparse
@@ -83,36 +84,57 @@ def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: 
 
 
 def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
-    """One panel's curves."""
+    """One panel: its curves, or where eps is what they differ in, what each comes to over eps."""
     axis.set_title(heading(panel, results).replace(" (", "\n("), fontsize=9)
-    axis.set_xlabel("communication round", fontsize=8)
     axis.set_ylabel("test accuracy, %", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.3)
-    highest = 0.0
-    of_method: dict[str, int] = {}
-    for curve in panel.curves:
-        lines = chosen_lines(results, panel, curve, "test")
-        if not lines:
-            continue
-        number = of_method[curve.method] = of_method.get(curve.method, -1) + 1
-        rounds = list(zip(*map(accuracies, lines), strict=False))
-        middle = [100 * mean(now) for now in rounds]
-        highest = max(highest, *middle)
-        numbers = range(1, len(rounds) + 1)
-        label = f"{curve.label} (n = {len(lines)})"
-        style = {"color": COLOURS[curve.method], "linestyle": DASHES[number % len(DASHES)]}
-        axis.plot(numbers, middle, linewidth=1.3, label=label, **style)
-        low, high = ([100 * f(now) for now in rounds] for f in (min, max))
-        axis.fill_between(numbers, low, high, color=COLOURS[curve.method], alpha=0.15, linewidth=0)
-    if highest:
-        axis.set_ylim(max(0.0, highest - 25), min(100.0, highest + 1))
-        axis.legend(fontsize=6.5, loc="lower right")
-    else:
+    drawn = [(c, chosen_lines(results, panel, c, "test")) for c in panel.curves]
+    drawn = [(curve, lines) for curve, lines in drawn if lines]
+    over_eps = "eps" in panel.curves[0].fixed
+    axis.set_xlabel("eps" if over_eps else "communication round", fontsize=8)
+    if not drawn:
         said = f"not run yet:\nfedlamb reproduce {panel.figure} \\\n--panel {panel.name}"
         axis.text(0.5, 0.5, said, ha="center", va="center", fontsize=8, transform=axis.transAxes)
         axis.set_xticks([])
         axis.set_yticks([])
+        return
+    (_draw_over_eps if over_eps else _draw_over_rounds)(axis, drawn)
+    axis.legend(fontsize=6.5, loc="lower right")
+
+
+def _draw_over_rounds(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> None:
+    highest = 0.0
+    of_method: dict[str, int] = {}
+    for curve, lines in drawn:
+        number = of_method[curve.method] = of_method.get(curve.method, -1) + 1
+        rounds = list(zip(*map(accuracies, lines), strict=False))
+        middle = [100 * mean(now) for now in rounds]
+        highest = max(highest, *middle)
+        label = f"{curve.label} (n = {len(lines)})"
+        dashes = DASHES[number % len(DASHES)]
+        _line(axis, range(1, len(rounds) + 1), rounds, curve.method, label, linestyle=dashes)
+    axis.set_ylim(max(0.0, highest - 25), min(100.0, highest + 1))
+
+
+def _draw_over_eps(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> None:
+    """The best accuracy of each run."""
+    axis.set_xscale("log")
+    for method in dict.fromkeys(curve.method for curve, _ in drawn):
+        found = {c.fixed["eps"]: lines for c, lines in drawn if c.method == method}
+        best = [[max(accuracies(line)) for line in lines] for lines in found.values()]
+        label = f"{method} (n = {min(map(len, best))})"
+        _line(axis, list(found), best, method, label, marker="o")
+
+
+def _line(
+    axis: Any, places: Any, of_seeds: Sequence[Any], method: str, label: str, **style: Any
+) -> None:
+    """The mean over seeds, and a band from the lowest to the highest."""
+    low, middle, high = ([100 * f(now) for now in of_seeds] for f in (min, mean, max))
+    style |= {"color": COLOURS[method], "markersize": 3}
+    axis.plot(places, middle, linewidth=1.3, label=label, **style)
+    axis.fill_between(places, low, high, color=COLOURS[method], alpha=0.15, linewidth=0)
 
 
 def tables(results: Results) -> Iterable[str]:
