@@ -4,7 +4,7 @@ Graphs are played by a stand-in that, like a graph, works in the same memory eve
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -49,16 +49,18 @@ class StandIn:
 Start = Callable[..., fl.Run]
 
 
-@pytest.fixture(params=["plain", "replayed"])
+@pytest.fixture(params=["plain", "replayed", "ahead"])
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Runs of the vectorised executor, with and without a graph from the second round on."""
+    """Runs of the vectorised executor: plain, with a graph from the second round on, and as on a
+    GPU, where the next round is launched before this one is told as well."""
     monkeypatch.setattr(cuda_graph._Graph, "record", staticmethod(StandIn.record))
     monkeypatch.setattr(torch.cuda, "Stream", object)
 
     def started(method: AnyAlgorithm, **options: Any) -> fl.Run:
         run = SMALL.fit(method, executor="vectorised", **options)
-        if request.param == "replayed":
+        if request.param != "plain":
             run._executor.stack._replayed = cuda_graph.Replayed()
+        run._looks_ahead = request.param == "ahead"
         return run
 
     return started
@@ -153,6 +155,20 @@ def test_a_state_keeps_only_its_own_memory_where_others_may_outlive_it(
         assert all(t.untyped_storage().nbytes() == t.numel() * 8 for t in state.m.values())
 
 
+def test_states_of_two_cohorts_that_take_turns_keep_only_their_own_memory() -> None:
+    def takes_turns(run: fl.Run) -> bool:
+        one, two, three, _ = (run.plan.cohort(number) for number in range(1, 5))
+        return one == three and {*one} & {*two} == set()
+
+    runs = (looking_ahead(METHODS["fed-lamb"], fraction=0.5, seed=seed) for seed in range(1000))
+    run = next(filter(takes_turns, runs))
+    for _ in range(4):  # the third is launched where only the first has been told
+        next(run)
+        for state in run.store.states.values():
+            for leaf in state.m.values():
+                assert leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+
+
 def test_an_algorithm_that_writes_on_its_state_does_not_reach_the_store(start: Start) -> None:
     class InPlace(fl.FedAMS):
         def client_begin(self, client: Any, sent: Any, full_grad_at: Any) -> Any:
@@ -166,6 +182,104 @@ def test_an_algorithm_that_writes_on_its_state_does_not_reach_the_store(start: S
     for was, copy in held:
         for one, two in zip(tree_flatten(was)[0], tree_flatten(copy)[0], strict=True):
             assert torch.equal(one, two)
+
+
+def test_a_round_is_launched_before_the_one_before_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = looking_ahead(METHODS["fed-lamb"])
+    told: list[Any] = []
+    true_run, true_read = run._executor.run, fl.simulate.fit.read
+
+    def noted_run(round: int, *given: Any) -> Any:
+        told.append(f"run {round}")
+        return true_run(round, *given)
+
+    def noted_read(findings: Any) -> Any:
+        told.append("read")
+        return true_read(findings)
+
+    monkeypatch.setattr(run._executor, "run", noted_run)
+    monkeypatch.setattr(fl.simulate.fit, "read", noted_read)
+    assert len(list(run)) == 5
+    ahead = [part for number in range(2, 6) for part in (f"run {number}", "read")]
+    assert told == ["run 1", *ahead, "read"]
+
+
+def looking_ahead(method: Any, small: Small = SMALL, **options: Any) -> fl.Run:
+    """As on a GPU."""
+    run = small.fit(method, executor="vectorised", **options)
+    run._looks_ahead = True
+    return run
+
+
+def seen(run: fl.Run) -> list[Any]:
+    """All that is told of the rest of a run, but for the time."""
+    return [replace(r, seconds=0.0) for r in run]
+
+
+@every_method
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_run_that_looks_ahead_resumes_from_the_round_that_was_told(
+    tmp_path: Any, method: Any, fraction: float
+) -> None:
+    run = looking_ahead(method, fraction=fraction)
+    next(run), next(run)
+    assert run._ahead is not None
+    assert run.number == 2
+    run.save(tmp_path / "c")
+    rest = seen(run)
+    for other in (run, SMALL.fit(method, executor="vectorised", fraction=fraction)):
+        other.restore(tmp_path / "c")  # a round that was launched from elsewhere does not count
+        assert other.number == 2
+        assert seen(other) == rest
+    assert len(rest) == 3
+
+
+def test_a_model_that_is_put_in_its_place_is_what_the_next_round_goes_out_from() -> None:
+    runs = [looking_ahead(METHODS["mime"]), SMALL.fit(METHODS["mime"], executor="vectorised")]
+    for run in runs:
+        next(run)
+        run.server = run.server._replace(params=tree_map(torch.ones_like, run.server.params))
+    close(*runs)
+
+
+@pytest.mark.parametrize("fails", [KeyboardInterrupt, RuntimeError])
+def test_a_round_that_is_launched_ahead_fails_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch, fails: type[BaseException]
+) -> None:
+    method = METHODS["mime-lamb"]
+    run, whole = looking_ahead(method, fraction=0.5), seen(looking_ahead(method, fraction=0.5))
+    done = [next(run)]
+    true, broken = run._executor.run, {3: fails}
+
+    def run_or_fail(round: int, *given: Any) -> Any:
+        if round in broken:
+            raise broken[round]
+        return true(round, *given)
+
+    monkeypatch.setattr(run._executor, "run", run_or_fail)
+    if fails is RuntimeError:  # an interrupt stops at once, before the second round is told
+        done.append(next(run))
+    at, params, states = run.number, run.params, dict(run.store.states)
+    with pytest.raises(fails):
+        next(run)
+    assert (run.number, run.params) == (at, params)
+    assert run.store.states == states
+    broken.clear()
+    assert [replace(r, seconds=0.0) for r in done] + seen(run) == whole
+
+
+def test_nothing_is_launched_after_the_last_round_or_a_diverged_one() -> None:
+    method, small = fl.FedSGD(lr=1e20), Small(kind="regression", rounds=50)
+    run = looking_ahead(method, small)
+    told, plain = seen(run), seen(small.fit(method, executor="vectorised"))
+    assert repr(told) == repr(plain)  # NaN is not itself
+    assert run.diverged
+    assert run._ahead is None
+    run = looking_ahead(METHODS["fed-lamb"])
+    list(run)
+    assert run._ahead is None
 
 
 @pytest.mark.parametrize("executor", ["loop", "vectorised"])

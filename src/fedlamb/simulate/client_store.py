@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class ClientStore:
         """Those in memory that took part last, where they are still side by side."""
         self.guests: dict[int, Any] = {}
         """States of clients of other processes, for one round."""
+        self._upcoming: Mapping[int, Any] = {}
         self.held: dict[int, dict[str, int]] = {}
         self._spilled: dict[int, Path] = {}
         self._folder: Path | None = None
@@ -87,7 +89,7 @@ class ClientStore:
         """The client's state from the last round it took part in, or a fresh one."""
         if client in self.guests:
             return self.guests[client]
-        for some in (self._latest, self._older):
+        for some in (self._upcoming, self._latest, self._older):
             if client in some:
                 return some[client]
         fresh = self._init()
@@ -101,7 +103,7 @@ class ClientStore:
 
     def stacked(self, clients: Sequence[int]) -> list[Tensor]:
         """The tensors of these clients' states, each with one more axis in front."""
-        latest = self._latest
+        latest = self._upcoming or self._latest
         if isinstance(latest, Stacked) and latest.clients == [*clients] and not self.guests:
             return latest.leaves
         found = [tree_flatten(self.state(client))[0] for client in clients]
@@ -127,12 +129,21 @@ class ClientStore:
         return alone and size <= self.limit and self._replaced_by({*clients})
 
     def _replaced_by(self, clients: Set[int]) -> bool:
-        known = self._latest.keys() | self._older.keys() | self._spilled.keys()
-        return known == clients
+        own = self._latest.keys() | self._older.keys() | self._spilled.keys()
+        return own | self._upcoming.keys() == clients
 
     def versions(self, client: int) -> Mapping[str, int]:
         """Broadcast field -> version held; a field not named is at version 0."""
         return self.held.get(client, {})
+
+    @contextmanager
+    def ahead(self, states: Mapping[int, Any]) -> Iterator[None]:
+        """As if these states were committed already."""
+        self._upcoming = states
+        try:
+            yield
+        finally:
+            self._upcoming = {}
 
     def commit(
         self, states: Mapping[int, Any], cohort: Sequence[int], held: Mapping[str, int]

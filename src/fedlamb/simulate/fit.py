@@ -3,11 +3,12 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
+from operator import is_not
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +31,7 @@ from .distributed import Distributed, Share
 from .findings import Findings, Told, largest, read
 from .loop import Loop
 from .vectorised import Vectorised
-from .work import Collected
+from .work import Collected, OnClient
 
 Weighting = Literal["uniform", "examples"]
 ExecutorName = Literal["auto", "loop", "vectorised"]
@@ -125,6 +126,17 @@ def fit(
     return Run(algorithm, task, plan, weighting, rounds, executor, compile)
 
 
+class _Launched(NamedTuple):
+    """A round whose work is all asked for; a GPU may still be at it."""
+
+    starts_from: tuple[Any, Tree]
+    """The server's state and the buffers before it."""
+    sent: Any
+    collected: Collected
+    server: Any
+    found: Findings
+
+
 class Run(Iterator[Round]):
     """A federation under way: `for r in run` runs its rounds, one by one.
 
@@ -150,7 +162,7 @@ class Run(Iterator[Round]):
         self._check_server("server_init", self.server)
         self.buffers = task.buffers
         self.store = ClientStore(lambda: algorithm.client_init(task.params))
-        self.on_client: Callable[[int, int], None] = lambda done, cohort: None
+        self.on_client: OnClient = lambda done, cohort: None
         """Told during a round how many clients of the cohort are done."""
         self.executor, self.reason = choose(executor, task)
         """Which one runs the clients, and why."""
@@ -164,6 +176,11 @@ class Run(Iterator[Round]):
         """The states of this process's clients that the last round changed."""
         self._judged: tuple[Any, bool] | None = None
         """A server's state, and whether its model diverged."""
+        on_gpu = task.device.type == "cuda" and self.executor == "vectorised"
+        self._looks_ahead = on_gpu and self.crew.size == 1
+        """Whether a round is launched before the one before it is told: a GPU goes from one to the
+        next at once, and small models leave it nothing else to do in between."""
+        self._ahead: _Launched | None = None
 
     def _built(self, compile: bool) -> Any:
         kinds: dict[str, Any] = {"loop": Loop, "vectorised": Vectorised}
@@ -224,23 +241,37 @@ class Run(Iterator[Round]):
         if self.number >= self.rounds or self.diverged:
             raise StopIteration
         start = time.perf_counter()
+        now, before = self._ahead, (self.server, self.buffers)
+        if now is None or any(map(is_not, now.starts_from, before)):
+            now = self._launch(self.number + 1, before, self.on_client)
+        ahead = None
+        if self._looks_ahead and self.number + 1 < self.rounds:
+            # What fails here is no fault of this round: the next one will meet it, and tell.
+            with suppress(Exception), self.store.ahead(now.collected.states):
+                after = now.server, now.collected.buffers
+                ahead = self._launch(self.number + 2, after, lambda done, cohort: None)
+        traffic = self.traffic(now.sent, now.collected)
+        (told,) = read([now.found])
+        self._ahead = None if told.diverged else ahead
+        seconds = time.perf_counter() - start
+        return self.close(now.sent, now.collected, now.server, traffic, told, seconds)
+
+    def _launch(self, number: int, before: tuple[Any, Tree], on_client: OnClient) -> _Launched:
+        """Asks for all work of a round, and plans the next while the device is at it."""
+        server, buffers = before
         with torch.no_grad():
-            sent = self.algorithm.broadcast(self.server)
-            collected = self._executor.run(self.number + 1, sent, self.buffers, self.on_client)
-            server = self.algorithm.server_update(self.server, collected.report)
-        if self.number == 0:
-            self._check_server("server_update", server)
-        after = server.params, collected.buffers
+            sent = self.algorithm.broadcast(server)
+            collected = self._executor.run(number, sent, buffers, on_client)
+            updated = self.algorithm.server_update(server, collected.report)
+        if number == 1:
+            self._check_server("server_update", updated)
+        after = updated.params, collected.buffers
         measured = self.task.measure(*after, self.crew, self._outputs_of)
-        found = Findings.of(collected.loss, server.params, measured)
-        if self.number + 1 < self.rounds:
-            # While the device is still at work on this one. What fails here is no fault of this
-            # round: the next one will meet it, and tell.
-            with suppress(Exception):
-                self._executor.prepare(self.number + 2)
-        traffic = self.traffic(sent, collected)
-        (told,) = read([found])
-        return self.close(sent, collected, server, traffic, told, time.perf_counter() - start)
+        found = Findings.of(collected.loss, updated.params, measured)
+        if number < self.rounds:
+            with suppress(Exception):  # as above
+                self._executor.prepare(number + 1)
+        return _Launched(before, sent, collected, updated, found)
 
     def traffic(self, sent: Any, collected: Collected) -> Traffic:
         """What the round that is under way sends."""
