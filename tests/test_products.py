@@ -29,6 +29,33 @@ pytestmark = [
 onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 
 
+@pytest.fixture(autouse=True)
+def taken_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine where MKL is faster."""
+    monkeypatch.setattr(linear, "_IS_FASTER", torch.backends.mkldnn.is_available())
+
+
+@onednn
+@pytest.mark.parametrize(
+    ("processor", "vectors", "faster"),
+    [
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC", "AVX512", True),
+        ("AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", "AVX512_VNNI", True),
+        ("vendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC", "AVX2", False),
+        ("vendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)", "AVX512", False),
+        ("", "DEFAULT", False),
+    ],
+)
+def test_the_processor_decides(
+    processor: str, vectors: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert linear.onednn_is_faster(processor, vectors) is (
+        faster and torch.backends.mkl.is_available()
+    )
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not linear.onednn_is_faster(processor, vectors)
+
+
 def layouts(rows: int, columns: int) -> Iterator[Tensor]:
     yield whole_numbers(rows, columns)
     yield whole_numbers(columns, rows).t()
@@ -74,7 +101,7 @@ def test_others_are_left_alone(stop: str, monkeypatch: pytest.MonkeyPatch) -> No
         return torch.addmm(added, a, b)
 
     if stop == "no oneDNN":
-        monkeypatch.setattr(linear, "_IS_THERE", False)
+        monkeypatch.setattr(linear, "_IS_FASTER", False)
     dtype = torch.float64 if stop == "dtype" else torch.float32
     inner = 40 if stop == "small" else 64
     shape = (128, 1) if stop == "column" else (200,)

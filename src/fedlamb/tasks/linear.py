@@ -1,11 +1,14 @@
-"""Linear layers on a CPU whose large products of float32 matrices are taken by oneDNN.
+"""Linear layers whose large products of float32 matrices are taken by oneDNN where that is faster.
 
-torch multiplies such matrices by MKL; oneDNN, which torch carries for convolutions, takes half of
-the time on an AMD EPYC with AVX-512 (`benchmarks/peers/floor.py` times both). Sizes alone decide
-which of them multiplies, so the same machine always gives the same bits.
+torch multiplies such matrices by MKL. On an AMD EPYC with AVX-512, oneDNN, which torch carries for
+convolutions, takes half of the time; on an Intel Xeon with AVX-512 it takes longer than MKL
+(`benchmarks/peers/floor.py` times both). The processor and the sizes alone decide which of them
+multiplies, so the same machine always gives the same bits.
 """
 
+import platform
 from math import prod
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -16,12 +19,28 @@ from torch.autograd import forward_ad
 from ..operations import define
 
 _LARGE = 2**20  # multiplications; with fewer, the longer way into oneDNN costs more than it saves
-_IS_THERE: bool = torch.backends.mkldnn.is_available()
+
+
+def _processor() -> str:
+    """What the system tells of it, its maker among other things."""
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+
+
+def onednn_is_faster(processor: str, vectors: str) -> bool:
+    """Whether it is with this processor and vectors as torch names them, such as AVX512."""
+    there: bool = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+    return there and "AuthenticAMD" in processor and vectors.startswith("AVX512")
+
+
+_IS_FASTER = onednn_is_faster(_processor(), torch.backends.cpu.get_cpu_capability())
 
 
 def by_onednn(dtype: torch.dtype, *sizes: int) -> bool:
     """Whether a product is taken so; the sizes are its rows, columns and what is summed."""
-    return _IS_THERE and dtype == torch.float32 and prod(sizes) >= _LARGE
+    return _IS_FASTER and dtype == torch.float32 and prod(sizes) >= _LARGE
 
 
 def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
