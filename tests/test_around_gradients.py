@@ -15,6 +15,7 @@ from fedlamb.local_round import local_round
 from fedlamb.simulate.compiled_loop import program
 from fedlamb.simulate.compiled_loop.around_gradients import AroundGradients
 from fedlamb.simulate.compiled_loop.lists import DECOMPOSITIONS, lerp, lerp_
+from fedlamb.simulate.compiled_loop.sizes import Sizes
 from fedlamb.simulate.loop import Autograd
 from fedlamb.tasks.images import Batch
 from fedlamb.tasks.models import build_model
@@ -134,13 +135,16 @@ def test_the_model_is_compiled_for_few_sizes_of_batches(
 
     monkeypatch.setattr(torch, "compile", compile)
     given = task()
-    compiled, plain = Autograd(given, compile=True), Autograd(given)
+    sizes = Sizes(steps=frozenset({1, 2, 9}), full=frozenset({3}))
+    compiled, plain = Autograd(given, compile=sizes), Autograd(given)
     for size in (*range(1, 10), 1, 9):
         batch = Batch(torch.arange(size), key=torch.tensor(7))
         one, _, loss = compiled.minibatch(given.params, given.buffers, batch)
         two, _, expected = plain.minibatch(given.params, given.buffers, batch)
         assert loss == expected
         assert all(torch.equal(one[name], two[name]) for name in two)
-    assert seen == [1, 2, 3, 4, 5, 6, 1]
+    for size in (2, 3):
+        compiled.full(given.params, given.buffers, Batch(torch.arange(size)))
+    assert seen == [1, 2, 9, 1, 9, 3]
     said = capsys.readouterr().err
-    assert said.count("compiling the model") == said.count("more than 6 sizes") == 1
+    assert said.count("compiling the model") == said.count("rare sizes") == 1

@@ -1,8 +1,10 @@
 """Local steps and test passes as compiled programs give what plain ones give."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,14 +12,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F  # noqa: N812
 
 import fedlamb as fl
+from fedlamb.plan import Plan
 from fedlamb.simulate.compiled_loop import program
 from fedlamb.simulate.compiled_loop.outputs import CompiledOutputs
 from fedlamb.simulate.compiled_loop.pooled_convolution import joined
 from fedlamb.simulate.compiled_loop.pooling import DECOMPOSITIONS
+from fedlamb.simulate.compiled_loop.sizes import Sizes
 from fedlamb.simulate.compiled_loop.updates import inside_products
 from fedlamb.simulate.loop import Autograd
 from fedlamb.tasks.images import Batch
 from fedlamb.tasks.models import build_model
+from fedlamb.tasks.partition import PerRound, Rows
 from problems import Small
 from test_executors import METHODS
 
@@ -53,8 +58,43 @@ def test_of_many_sizes_of_batches_only_some_are_compiled() -> None:
         fl.FedSGD(lr=0.1), small.task(), rounds=1, executor="loop", compile=True, **options
     )
     next(run)
-    ((sizes),) = run._executor._compiled._programs.values()
-    assert len(sizes) == 4
+    (sizes,) = run._executor._compiled._programs.values()
+    assert set(sizes) == {3, 4, 5, 6}
+
+
+def test_the_most_frequent_sizes_are_compiled_whichever_come_first() -> None:
+    def sizes(*counts: int, batch_size: int = 8) -> Sizes:
+        rows = Rows.of([np.zeros(count, dtype=np.int64) for count in counts])
+        return Sizes.of(Plan(rows, fraction=0.1, batch_size=batch_size, epochs=2, seed=0))
+
+    assert sizes(*[19] * 100) == ({8, 3}, {19})
+    assert sizes(17, *[24] * 100).steps == {8}  # the one of 1 is rare
+    assert sizes(*[800] * 100).steps == {8}
+    assert sizes(3, 5, 5, 4, 1, 2).steps == {5, 4, 3, 2}
+    assert sizes(*[1200] * 10, batch_size=128) == ({128, 48}, {600})
+    assert sizes(*[2049] * 10).full == {683}
+    dealt = PerRound(lambda n, seed: fl.iid(100, n, seed), 50)
+    assert Sizes.of(Plan(dealt, fraction=0.5, batch_size=3, epochs=1, seed=0)) == ({3, 1}, {4})
+
+
+@compiles
+@pytest.mark.parametrize("name", ["fed-ams", "mime-lamb"])
+def test_a_run_that_goes_on_takes_the_same_programs_to_the_same_bits(
+    name: str, tmp_path: Path
+) -> None:
+    data = fl.digits()
+    task = fl.Task(fl.mlp(64, [32], 10), train=data.train, test=data.test)
+    clients = np.split(np.arange(1431), np.cumsum(range(18, 53))[:-1])  # all of different sizes
+    options: Any = {"clients": clients, "fraction": 0.2, "rounds": 6, "batch_size": 32}
+    whole, later = (
+        fl.fit(METHODS[name], task, executor="loop", compile=True, **options) for _ in range(2)
+    )
+    for done in whole:
+        if done.number == 3:
+            whole.save(tmp_path / "run")
+    later.restore(tmp_path / "run")
+    list(later)
+    assert all(torch.equal(value, later.params[key]) for key, value in whole.params.items())
 
 
 def images(seed: int, size: int) -> tuple[Tensor, Tensor]:
@@ -75,12 +115,11 @@ def test_convolutions_pools_and_dropout_take_the_same_steps() -> None:
 def test_full_gradients_are_the_same_in_parts_without_dropout_and_for_many_sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("loop", "compiled_loop.full_gradients"):
-        monkeypatch.setattr(f"fedlamb.simulate.{module}.CHUNK", 7)
-    monkeypatch.setattr("fedlamb.simulate.compiled_loop.full_gradients._SIZES", 2)
+    monkeypatch.setattr("fedlamb.simulate.compiled_loop.sizes.CHUNK", 7)
     model = build_model("cnn", (1, 16, 16), 4).double()
     task = fl.Task(model, train=images(0, 16), test=images(1, 16))
-    options: Any = {"rounds": 1, "clients": [range(40)], "executor": "loop", "compile": True}
+    clients = [range(13), range(13, 25), range(25, 38)]
+    options: Any = {"rounds": 1, "clients": clients, "executor": "loop", "compile": True}
     run = fl.fit(fl.Mime(lr=0.1), task, **options)
     gradients = run._executor.gradients
     plain = Autograd(task)

@@ -54,6 +54,13 @@ class Plan:
         rows: Tensor = self.clients[client]
         return rows
 
+    def counts(self) -> NDArray[np.int64]:
+        """How many rows each client holds; where all are dealt anew in each round, in the first."""
+        if isinstance(self.clients, PerRound):
+            return np.array([len(rows) for rows in _dealt(self, 1).values()])
+        counts: NDArray[np.int64] = self.clients.sizes.numpy()
+        return counts
+
     def steps(self, round: int, client: int) -> tuple[Tensor, Tensor]:
         """The rows of all local steps, one after another, and a key for each step, which decides
         layers such as dropout."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..plan import Plan
@@ -55,6 +57,9 @@ class Share:
         hosts = balanced(self.plan.cohort(round), self.crew)
         each = [Visit(client, self.crew.owner(client), host) for client, host in hosts.items()]
         return sorted(visit for visit in each if visit.home != visit.host)
+
+    def counts(self) -> NDArray[np.int64]:
+        return self.plan.counts()
 
     def rows(self, round: int, client: int) -> Tensor:
         return self.plan.rows(round, client)

@@ -14,17 +14,18 @@ from torch.utils._pytree import tree_map as tree_map_all
 from ..algorithm import AnyAlgorithm
 from ..algorithms import ALGORITHMS
 from ..errors import SettingError
-from ..local_round import Gradients, Outcome, local_round
+from ..local_round import Gradients, Outcome, Steps, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
 from ..tasks.dropout import key_names
 from ..tasks.images import Batch
-from ..tasks.task import CHUNK, Task
+from ..tasks.task import Task
 from ..trees import Tree, add_scaled, laid_out_like, tree_map, zeros_like
 from .allocator import keep_freed_memory
 from .client_store import ClientStore
 from .compiled_loop.around_gradients import AroundGradients
 from .compiled_loop.full_gradients import FullGradients
+from .compiled_loop.sizes import Sizes, parts
 from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
@@ -47,14 +48,17 @@ class Loop:
     ) -> None:
         keep_freed_memory()
         self.algorithm, self.store = algorithm, store
-        self.task, self.compile = task, compile
+        self.task = task
         self._plan, self._planned = plan, Planned(plan, task.augments, weighting)
+        self._sizes = Sizes.of(plan) if compile else None
         on_gpu = task.device.type == "cuda"
-        self.gradients: Gradients = Autograd(task, compile and on_gpu)
-        if compile and not on_gpu:
-            self.gradients = FullGradients(task, self.gradients)
-        steps = AroundGradients if on_gpu else CompiledSteps
-        self._compiled = steps(algorithm, task) if compile else None
+        self.gradients: Gradients = Autograd(task, self._sizes if on_gpu else None)
+        self._compiled: Steps | None = None
+        if self._sizes and on_gpu:
+            self._compiled = AroundGradients(algorithm, task)
+        elif self._sizes:
+            self.gradients = FullGradients(task, self.gradients, self._sizes.full)
+            self._compiled = CompiledSteps(algorithm, task, self._sizes.steps)
         lanes = 0
         if on_gpu:
             large = sum(p.numel() for p in task.params.values()) >= _LARGE
@@ -96,7 +100,7 @@ class Loop:
     def share(self, other: "Loop") -> bool:
         """Goes on with what another loop has compiled and recorded, as far as it fits this one;
         says whether all of it does."""
-        if self.compile is not other.compile or not _same_but_start(self.task, other.task):
+        if self._sizes != other._sizes or not _same_but_start(self.task, other.task):
             return False
         self.gradients = other.gradients
         if not _same_programs(self.algorithm, other.algorithm):
@@ -208,7 +212,6 @@ def _same_programs(one: AnyAlgorithm, two: AnyAlgorithm) -> bool:
 
 
 _LARGE = 1_000_000  # parameters; six such clients side by side fill a GPU better than one
-_SIZES = 6  # of batches that the model is compiled for; a size takes seconds, up to half a minute
 
 
 class _Lane:
@@ -244,13 +247,14 @@ class Autograd:
 
     Parameters are put into the model by reference, buffers by a copy, since training mode
     changes them in place. Buffers that are not part of the state start afresh each time.
+    compile: the sizes of batches that the model is compiled for.
     """
 
-    def __init__(self, task: Task, compile: bool = False) -> None:
+    def __init__(self, task: Task, compile: Sizes | None = None) -> None:
         self.task, self.model = task, copy.deepcopy(task.model)
         self._compiled: Any = torch.compile(self.model, dynamic=False) if compile else None
-        self._sizes: set[tuple[bool | None, int]] = set()
-        self._refused = False
+        self._sizes = compile
+        self._said = set[str]()
         self.x, self.y = task.train
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
@@ -276,7 +280,7 @@ class Autograd:
         self._mode(training=False)
         self._load(buffers)
         total = zeros_like(params)
-        for chunk in data.rows.tensor_split(-(-len(data.rows) // CHUNK)):  # of one size, or two
+        for chunk in torch.split(data.rows, parts(len(data.rows))):
             gradient, _ = self._gradient(params, Batch(chunk))
             total = add_scaled(total, len(chunk) / len(data.rows), gradient)
         return total
@@ -296,19 +300,17 @@ class Autograd:
         return of, loss.detach()
 
     def _model_for(self, size: int) -> Any:
-        """Compiled for batches of this size; as it is where there are too many sizes."""
-        kind = self._training, size
-        if self._compiled is None or kind in self._sizes:
-            return self._compiled or self.model
-        if not self._sizes and leads():
-            say("compiling the model …")
-        if len(self._sizes) < _SIZES:
-            self._sizes.add(kind)
-            return self._compiled
-        if not self._refused and leads():
-            say(f"batches of more than {_SIZES} sizes: compiled for the first {_SIZES} alone")
-        self._refused = True
-        return self.model
+        """Compiled for batches of this size, or as it is where they are rare."""
+        if self._sizes is None:
+            return self.model
+        frequent = size in (self._sizes.steps if self._training else self._sizes.full)
+        self._say_once("compiling the model …" if frequent else "rare sizes stay uncompiled")
+        return self._compiled if frequent else self.model
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said and leads():
+            say(text)
+        self._said.add(text)
 
     def _load(self, buffers: Tree) -> Tree:
         if not self._owners:

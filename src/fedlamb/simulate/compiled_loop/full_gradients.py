@@ -7,19 +7,21 @@ from torch import Tensor
 
 from ...local_round import Gradients
 from ...tasks.images import Batch
-from ...tasks.task import CHUNK, Task
+from ...tasks.task import Task
 from ...trees import Tree, laid_out_like
 from ..functional import OfPicked
 from .program import Program, compiled, laid_out
-
-_SIZES = 4  # of such parts that are compiled; clients of many sizes have many
+from .sizes import parts
 
 
 class FullGradients:
-    """Gradients of minibatches as they were, those over all rows by programs."""
+    """Gradients of minibatches as they were, those over all rows by programs.
 
-    def __init__(self, task: Task, plain: Gradients) -> None:
-        self.task, self._plain = task, plain
+    sizes: of the parts that are compiled.
+    """
+
+    def __init__(self, task: Task, plain: Gradients, sizes: frozenset[int]) -> None:
+        self.task, self._plain, self.sizes = task, plain, sizes
         self._gradients = OfPicked(task, copy.deepcopy(task.model))
         self._programs: dict[int, Program] = {}
 
@@ -28,15 +30,13 @@ class FullGradients:
         return self._plain.minibatch(params, buffers, batch)
 
     def full(self, params: Tree, buffers: Tree, data: Batch) -> Tree:
-        """The gradient, to rounding; over clients of rare sizes as before."""
-        parts = data.rows.tensor_split(-(-len(data.rows) // CHUNK))  # of one size, or two
-        new = {len(part) for part in parts} - self._programs.keys()
-        if len(self._programs) + len(new) > _SIZES:
+        """The gradient, to rounding; over clients with parts of other sizes as before."""
+        if not self.sizes.issuperset(parts(len(data.rows))):
             return self._plain.full(params, buffers, data)
         model = [laid_out(self.task, t) for t in (params | buffers).values()]
         total = [torch.zeros_like(t) for t in model[: len(params)]]
         with torch.no_grad():
-            for rows in parts:
+            for rows in torch.split(data.rows, parts(len(data.rows))):
                 x, y = (part.index_select(0, rows) for part in self.task.train)
                 share = model[0].new_tensor(len(rows) / len(data.rows))
                 given = [*total, *model, x, y, share]

@@ -20,15 +20,17 @@ from ..functional import OfPicked
 from ..messages import Apart, take_apart
 from .program import Program, compiled, laid_out
 
-_SIZES = 4  # of batches, compiled for each kind of round; clients of many sizes have many
 _AHEAD = 16  # steps whose rows are picked together
 
 
 class CompiledSteps:
-    """Runs local rounds by programs, one for each kind of round and size of batch."""
+    """Runs local rounds by programs, one for each kind of round and size of batch.
 
-    def __init__(self, algorithm: AnyAlgorithm, task: Task) -> None:
-        self.algorithm, self.task = algorithm, task
+    sizes: of the batches that are compiled.
+    """
+
+    def __init__(self, algorithm: AnyAlgorithm, task: Task, sizes: frozenset[int]) -> None:
+        self.algorithm, self.task, self.sizes = algorithm, task, sizes
         self._gradients = OfPicked(task, copy.deepcopy(task.model))
         self._like = next(iter(task.params.values()))
         self._programs: dict[Any, dict[int, Program]] = {}
@@ -36,7 +38,7 @@ class CompiledSteps:
     def __call__(
         self, gradients: Gradients, now: Underway, sent: Any, batches: Sequence[Batch]
     ) -> Underway:
-        """What the steps give, to rounding; those of rare sizes are taken plainly."""
+        """What the steps give, to rounding; those of other sizes are taken plainly."""
         message = take_apart(sent, self._like)
         leaves, structure = tree_flatten(now)
         # Programs are for one layout of each tensor.
@@ -48,7 +50,7 @@ class CompiledSteps:
             for batch, data in zip(batches, self._picked(batches), strict=True):
                 given = [*fixed, *data, *(part for part in batch if part is not None)]
                 size = len(batch.rows)
-                if size not in known and len(known) < _SIZES:
+                if size not in known and size in self.sizes:
                     flat = self._step(structure, message, names)
                     examples = [*state, *given]
                     known[size] = compiled(flat, examples, "a local step", state=len(state))
