@@ -3,10 +3,14 @@
 Graphs are played by a stand-in that, like a graph, works in the same memory every time.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -57,7 +61,8 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     monkeypatch.setattr(torch.cuda, "Stream", object)
 
     def started(method: AnyAlgorithm, **options: Any) -> fl.Run:
-        run = SMALL.fit(method, executor="vectorised", **options)
+        fit = partial(fl.fit, task=options.pop("task")) if "task" in options else SMALL.fit
+        run = fit(method, executor="vectorised", **options)
         if request.param != "plain":
             run._executor.stack._replayed = cuda_graph.Replayed()
         run._looks_ahead = request.param == "ahead"
@@ -77,6 +82,51 @@ def test_rounds_in_one_piece_and_in_parts_are_the_same_with_graphs_and_without(
     close(run, SMALL.fit(method, executor="vectorised", fraction=fraction))
     replayed = run._executor.stack._replayed
     assert replayed is None or any(replayed._graphs.values())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["fed-sgd", "mime-lamb"])
+def test_a_compiled_run_goes_on_to_the_same_bits(start: Start, name: str, tmp_path: Path) -> None:
+    # In float32 a compiled step and a plain one differ.
+    small = replace(SMALL, sizes=(40, 40, 40, 40), inputs=20)
+    (x, y), module = small.data(), small.module().float()
+    task = fl.Task(module, (x.astype(np.float32), y), (x.astype(np.float32), y))
+    options: Any = {"clients": small.clients(), "rounds": 5, "batch_size": 16, "fraction": 0.5}
+
+    def run(compile: bool) -> fl.Run:
+        return start(METHODS[name], task=task, compile=compile, **options)
+
+    plain, whole, later = run(False), run(True), run(True)
+    list(plain)
+    for done in whole:
+        if done.number == 2:
+            whole.save(tmp_path / "run")
+    later.restore(tmp_path / "run")
+    list(later)
+    assert all(torch.equal(value, later.params[key]) for key, value in whole.params.items())
+    assert any(not torch.equal(value, plain.params[key]) for key, value in whole.params.items())
+
+
+def test_rounds_that_do_not_repeat_are_not_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    ragged = replace(SMALL, sizes=(6, 5, 4, 3))
+    options: Any = {"executor": "vectorised"}
+    for fraction, repeats in ((0.5, False), (1.0, True)):
+        run = ragged.fit(
+            METHODS["fed-lamb"], executor="vectorised", compile=True, fraction=fraction
+        )
+        assert run._executor._compile is run.plan.repeats is repeats
+        assert ("not compiled" in capsys.readouterr().err) is not repeats
+    for deal, repeats in ((fl.iid, True), (by_seed, False)):
+        clients = fl.PerRound(partial(deal, 18), 4)
+        run = ragged.fit(METHODS["fed-lamb"], clients=clients, **options)
+        assert run.plan.repeats is repeats
+
+
+def by_seed(samples: int, n: int, seed: int) -> list[np.ndarray]:
+    """Parts of other sizes under every seed."""
+    cuts = np.random.default_rng(seed).choice(range(1, samples), size=n - 1, replace=False)
+    return np.split(np.arange(samples), np.sort(cuts))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

@@ -5,7 +5,7 @@ rebuild exactly the batches of any client in any round.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -60,6 +60,15 @@ class Plan:
             return np.array([len(rows) for rows in _dealt(self, 1).values()])
         counts: NDArray[np.int64] = self.clients.sizes.numpy()
         return counts
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether the clients of every round have the same sizes, as far as can be known."""
+        counts = self.counts()
+        if isinstance(self.clients, PerRound):
+            later = [len(rows) for rows in _dealt(self, 2).values()]
+            return sorted(counts.tolist()) == sorted(later)
+        return len(np.unique(counts)) == 1 or cohort_size(len(counts), self.fraction) == len(counts)
 
     def steps(self, round: int, client: int) -> tuple[Tensor, Tensor]:
         """The rows of all local steps, one after another, and a key for each step, which decides

@@ -29,18 +29,15 @@ class Replayed:
         self._used: dict[Any, int] = {}
         self._calls = 0
 
-    def __call__(self, key: Any, once: Program, again: Program, inputs: Any) -> Any:
-        """What the program gives for these inputs; it works on copies of them, and gives copies.
-
-        `once` is how it is run the first time, `again` is what is recorded the second time.
-        """
-        outputs, structure = self._outputs(key, once, again, *tree_flatten(inputs))
+    def __call__(self, key: Any, program: Program, inputs: Any) -> Any:
+        """What the program gives for these inputs; it works on copies of them, and gives copies."""
+        outputs, structure = self._outputs(key, program, *tree_flatten(inputs))
         own = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in outputs]
         _write(own, outputs)  # the next call writes over a graph's outputs
         return tree_unflatten(own, structure)
 
     def _outputs(
-        self, key: Any, once: Program, again: Program, tensors: list[Tensor], structure: TreeSpec
+        self, key: Any, program: Program, tensors: list[Tensor], structure: TreeSpec
     ) -> tuple[list[Tensor], TreeSpec]:
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
         self._calls += 1
@@ -48,13 +45,14 @@ class Replayed:
         if whole not in self._graphs:
             # The first time is a plain run: some programs, such as round 1, never come again.
             self._graphs[whole] = None
-            return tree_flatten(once(tree_unflatten([t.clone() for t in tensors], structure)))
+            return tree_flatten(program(tree_unflatten([t.clone() for t in tensors], structure)))
         graph = self._graphs[whole]
         if graph is None:
             if not self._has_room():
-                return tree_flatten(once(tree_unflatten([t.clone() for t in tensors], structure)))
+                given = [t.clone() for t in tensors]
+                return tree_flatten(program(tree_unflatten(given, structure)))
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            graph = _Graph.record(again, tensors, structure, self._stream)
+            graph = _Graph.record(program, tensors, structure, self._stream)
             self._graphs[whole] = graph
         _write(graph.inputs, tensors)
         graph.graph.replay()

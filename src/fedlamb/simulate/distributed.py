@@ -61,6 +61,10 @@ class Share:
     def counts(self) -> NDArray[np.int64]:
         return self.plan.counts()
 
+    @property
+    def repeats(self) -> bool:
+        return self.plan.repeats
+
     def rows(self, round: int, client: int) -> Tensor:
         return self.plan.rows(round, client)
 

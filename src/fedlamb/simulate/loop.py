@@ -160,7 +160,7 @@ class Loop:
             "batches": [_on(device, batch) for batch in each.batches()],
         }
         kind = message.flags, steps is None
-        outcome: Outcome = replayed(kind, program, program, inputs)
+        outcome: Outcome = replayed(kind, program, inputs)
         return outcome
 
 

@@ -15,7 +15,7 @@ from ..tasks.task import Task
 from .findings import Findings, read
 from .fit import AS_ASKED, Round, Run, fit
 from .messages import take_apart
-from .vectorised import Family, Stack, Trial
+from .vectorised import Family, Stack, Trial, compiles
 from .work import Assignment, assignments
 
 
@@ -120,7 +120,7 @@ class Together:
                     found[i] = next(runs[i])
                 continue
             if kind[0] not in self._stacks:
-                self._stacks[kind[0]] = Stack(first.task, self._compile)
+                self._stacks[kind[0]] = Stack(first.task)
             stack = self._stacks[kind[0]]
             alike = zip(kinds, runs, strict=True)
             family = self._family(kind, [r.algorithm for k, r in alike if k[:3] == kind[:3]])
@@ -173,7 +173,8 @@ class Together:
                 Trial(run.algorithm, message, run.buffers, run.store, self._work(run, 1))
                 for run, message in zip(runs, sent, strict=True)
             ]
-            collected = stack.run(trials, lambda done, cohort: None, family)
+            compile = self._compile and all(r.plan.repeats and compiles(r.number + 1) for r in runs)
+            collected = stack.run(trials, lambda done, cohort: None, family, compile)
             servers = [
                 run.algorithm.server_update(run.server, c.report)
                 for run, c in zip(runs, collected, strict=True)

@@ -30,7 +30,7 @@ from .functional import Functional
 from .messages import take_apart
 from .padding import Named, Schedule, padded_batches, padded_data
 from .running_mean import RunningMean
-from .saying import say
+from .saying import leads, say
 from .stacked.layers import with_stacked_convolutions
 from .stacked_round import Form, stacked_round
 from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
@@ -81,13 +81,15 @@ class Vectorised:
         compile: bool = False,
     ) -> None:
         self.algorithm, self.store = algorithm, store
-        self.stack = Stack(task, compile)
+        self.stack = Stack(task)
+        self._compile = compile and repeats(plan)
         self._planned = Planned(plan, task.augments, weighting)
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
         trial = Trial(self.algorithm, sent, buffers, self.store, self._planned.work(round))
-        (collected,) = self.stack.run([trial], on_client, Family(self.algorithm, ()))
+        compile = self._compile and compiles(round)
+        (collected,) = self.stack.run([trial], on_client, Family(self.algorithm, ()), compile)
         return collected
 
     def prepare(self, round: int) -> None:
@@ -95,10 +97,26 @@ class Vectorised:
         self.stack.prepare([self._planned.work(round)])
 
 
+def compiles(round: int) -> bool:
+    """Whether compiling pays in this round; the first is unlike the others under most methods.
+
+    The number alone decides, not what ran before: a run that goes on after a stop then takes the
+    same programs, to the same bits. So does `repeats`.
+    """
+    return round > 1
+
+
+def repeats(plan: Plan) -> bool:
+    """Whether rounds repeat each other, so that compiling one serves others; if not, says so."""
+    if not plan.repeats and leads():
+        say("not compiled: clients of other sizes in each round would be compiled again and again")
+    return plan.repeats
+
+
 class Stack:
     """Runs the clients of many trials together; all trials share data and model."""
 
-    def __init__(self, task: Task, compile: bool = False) -> None:
+    def __init__(self, task: Task) -> None:
         keep_freed_memory()
         if task.precision != "float32":
             raise SettingError(
@@ -112,9 +130,11 @@ class Stack:
         self._at_once: int | None = None
         self._ready: tuple[list[list[Assignment]], _LaidOut] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
-        self._compiled = Compiled() if compile else None
+        self._compiled = Compiled()
 
-    def run(self, trials: Sequence[Trial], on_client: OnClient, family: Family) -> list[Collected]:
+    def run(
+        self, trials: Sequence[Trial], on_client: OnClient, family: Family, compile: bool = False
+    ) -> list[Collected]:
         """One round of every trial's cohort, as many clients at once as fit; the trials'
         algorithms are of this family."""
         cohort = len(trials[0].work)
@@ -130,7 +150,7 @@ class Stack:
                     for t, q in zip(trials, queues, strict=True)
                 ]
                 try:
-                    found = self._together(part, family)
+                    found = self._together(part, family, compile)
                 except torch.OutOfMemoryError as error:
                     self._at_once = self._halved(count, error)
                     continue
@@ -155,15 +175,15 @@ class Stack:
         say(said)
         return count // 2
 
-    def _together(self, trials: Sequence[Trial], family: Family) -> list["_Chunk"]:
+    def _together(self, trials: Sequence[Trial], family: Family, compile: bool) -> list["_Chunk"]:
         """These clients in one program."""
         inputs, form = self._inputs(trials, family)
-        plain = partial(stacked_round, self._gradients, form, None)
-        again = partial(stacked_round, self._gradients, form, self._compiled)
+        compiled = self._compiled if compile else None
+        program = partial(stacked_round, self._gradients, form, compiled)
         if self._replayed is None:
-            outputs = again(tree_map(torch.clone, inputs))  # of its own, as a graph has them
+            outputs = program(tree_map(torch.clone, inputs))  # of its own, as a graph has them
         else:
-            outputs = self._replayed(form.key, plain, again, inputs)
+            outputs = self._replayed((form.key, compile), program, inputs)
         states, mean, largest = outputs
         found = []
         for i, trial in enumerate(trials):
