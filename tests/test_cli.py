@@ -429,6 +429,7 @@ def test_the_number_of_workers_is_measured_and_kept(
     from fedlamb.cli import workers
 
     monkeypatch.setattr(workers.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(workers, "can_be_copied", lambda *given: False)
     experiment = load_experiment("digits", ["federation.rounds=1"])
     federation = build_run(experiment, "fed-sgd")
     before = torch.get_num_threads()

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedlamb as fl
+from fedlamb.cli import workers
 from fedlamb.plan import Plan
 from fedlamb.simulate.crew import Crew
 from fedlamb.simulate.distributed import Share, balanced
@@ -122,6 +123,62 @@ def test_workers_are_stopped_resumed_and_give_the_same_bits(tmp_path: Path) -> N
     assert results(tmp_path / "r") == results(tmp_path / "whole")
 
 
+ANEW = "import os; os.cpu_count = lambda: 4; from fedlamb.cli import main; main()"
+
+
+def test_workers_that_start_anew_give_what_copies_give(tmp_path: Path) -> None:
+    options = ("run", *SMALL, "-m", "fed-ams", "--workers", "2")
+    copies = command(*options, "-o", f"{tmp_path}/copies")
+    # Where each has more threads than one, they cannot be copies.
+    given = [sys.executable, "-c", ANEW, *options, "-o", f"{tmp_path}/anew"]
+    anew = subprocess.run(given, capture_output=True, text=True)
+    for done in (copies, anew):
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "2 workers" in done.stdout
+    assert results(tmp_path / "anew") == results(tmp_path / "copies")
+
+
+def test_processes_are_copied_only_where_that_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(workers.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(workers.sys, "platform", "linux")
+    cpu = torch.device("cpu")
+    assert workers.can_be_copied(4, cpu)
+    assert not workers.can_be_copied(2, cpu)  # two threads each
+    assert not workers.can_be_copied(4, torch.device("cuda", 0))
+    monkeypatch.setattr(workers.threading, "active_count", lambda: 2)
+    assert not workers.can_be_copied(4, cpu)
+    monkeypatch.setattr(workers.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(workers.sys, "platform", "darwin")
+    assert not workers.can_be_copied(4, cpu)
+
+
+def test_an_error_of_a_copy_is_told(tmp_path: Path) -> None:
+    """What is no fault of the settings, with where it came from; the run ends."""
+    (tmp_path / "odd.py").write_text(ODD)
+    options = (*SMALL, "-m", "fed-sgd", "-s", "model.name=odd:build", "--workers", "2")
+    given = [sys.executable, "-m", "fedlamb", "run", *options, "-o", "r"]
+    done = subprocess.run(given, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 1
+    assert "RuntimeError: no good here" in done.stderr
+    assert "another worker of this run has ended" in done.stderr
+
+
+ODD = """
+import os
+from torch import nn
+
+class Odd(nn.Linear):
+    def forward(self, x):
+        if os.environ.get("RANK") == "1" and self.training:
+            raise RuntimeError("no good here")
+        return super().forward(x.flatten(1))
+
+def build(shape, classes):
+    return Odd(64, classes)
+"""
+
+
 def test_a_worker_that_dies_ends_the_run_cleanly(tmp_path: Path) -> None:
     options = (*SMALL, "-s", "federation.rounds=100000", "-m", "fed-lamb", "--workers", "2")
     process = start(options, tmp_path / "r")
@@ -133,13 +190,32 @@ def test_a_worker_that_dies_ends_the_run_cleanly(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "another worker of this run has ended" in said
     assert f"fedlamb resume {tmp_path / 'r'} goes on from there" in said.replace("\n", " ")
-    done = len(results(tmp_path / "r"))
-    settings = json.loads((tmp_path / "r/settings.json").read_text())
+    goes_on(tmp_path / "r")
+
+
+def goes_on(folder: Path) -> None:
+    """Whether three more rounds can be run."""
+    done = len(results(folder))
+    settings = json.loads((folder / "settings.json").read_text())
     settings["federation"]["rounds"] = done + 3
-    (tmp_path / "r/settings.json").write_text(json.dumps(settings))
-    resumed = command("resume", f"{tmp_path}/r")
+    (folder / "settings.json").write_text(json.dumps(settings))
+    resumed = command("resume", str(folder))
     assert resumed.returncode == 0, resumed.stderr
-    assert len(results(tmp_path / "r")) == done + 3
+    assert len(results(folder)) == done + 3
+
+
+def test_a_worker_that_hangs_keeps_nobody_from_going_on(tmp_path: Path) -> None:
+    options = (*SMALL, "-s", "federation.rounds=100000", "-m", "fed-lamb", "--workers", "2")
+    process = start(options, tmp_path / "r")
+    (other,) = children(process.pid)
+    os.kill(other, signal.SIGSTOP)
+    try:
+        process.kill()
+        process.wait()
+        goes_on(tmp_path / "r")
+    finally:
+        os.kill(other, signal.SIGKILL)
+        process.communicate()
 
 
 def test_no_worker_outlives_a_killed_leader(tmp_path: Path) -> None:

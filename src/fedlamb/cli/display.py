@@ -124,7 +124,7 @@ def progress() -> Iterator[Shown]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
         console=console,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal and leads()),
     )
     with bars:
         yield Shown(bars)

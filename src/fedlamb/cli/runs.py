@@ -103,14 +103,14 @@ def resume_run(
 ) -> None:
     """Goes on with a run or a comparison."""
     experiment = experiment_of(folder, with_options((), data_root, device, workers))
-    with ExitStack() as held:
+    data = _data(experiment)
+    count = experiment.engine.workers
+    if count == "auto":
+        raise SettingError("workers", count, "must be a number for a run that goes on")
+    # The lock comes last: no other process may hold it when this one is gone.
+    with crew_of(count, experiment.engine), ExitStack() as held:
         if leads():
             held.enter_context(locked(folder))
-        data = _data(experiment)
-        count = experiment.engine.workers
-        if count == "auto":
-            raise SettingError("workers", count, "must be a number for a run that goes on")
-        held.enter_context(crew_of(count))
         _carry_out(experiment, folder, data)
 
 
@@ -136,9 +136,7 @@ def new_name(preset: str, kind: str) -> Path:
 def _start(experiment: Experiment, out: Path | None, otherwise: Path) -> None:
     folder = out or otherwise
     if not leads():
-        data = _data(experiment)
-        folder = Path(Crew.join(device_of(experiment.engine)).told(""))
-        return _carry_out(experiment, folder, data)
+        return _follow(experiment, _data(experiment))
     leftovers = {".lock"}  # of a start that was refused
     if out and out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - leftovers):
         raise SettingError(
@@ -161,14 +159,22 @@ def _start(experiment: Experiment, out: Path | None, otherwise: Path) -> None:
     if out is None:
         folder = make_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        if (folder / "settings.json").exists():  # another process was faster
-            raise SettingError("out", str(folder), "exists already; name a new folder")
-        write_json(folder / "settings.json", settings)
-        with crew_of(workers):
+    with crew_of(workers, experiment.engine):
+        if not leads():
+            return _follow(experiment, data)
+        with locked(folder):
+            if (folder / "settings.json").exists():  # another process was faster
+                raise SettingError("out", str(folder), "exists already; name a new folder")
+            write_json(folder / "settings.json", settings)
             Crew.join(device_of(experiment.engine)).told(str(folder.absolute()))
             _carry_out(validate(settings), folder, data)
     return None
+
+
+def _follow(experiment: Experiment, data: Dataset) -> None:
+    """What a process does that does not lead: the same run, in the folder that it is told."""
+    folder = Path(Crew.join(device_of(experiment.engine)).told(""))
+    _carry_out(experiment, folder, data)
 
 
 def _carry_out(experiment: Experiment, folder: Path, data: Dataset) -> None:

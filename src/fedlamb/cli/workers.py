@@ -1,19 +1,28 @@
 """The other processes of a run on one machine: started here, and never left behind."""
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import torch
 
+from ..errors import SettingError
+from ..experiment import device_of
 from ..local_round import local_round
 from ..randomness import own_random_state
-from ..simulate.crew import leave
+from ..settings import Engine
+from ..simulate.compiled_loop.program import load_compiler
+from ..simulate.crew import CrewError, leave
 from ..simulate.fit import Run
 from ..simulate.loop import Autograd
 from ..simulate.saying import leads
@@ -22,8 +31,8 @@ from ..tasks.images import Batch
 
 
 @contextmanager
-def crew_of(workers: int) -> Iterator[None]:
-    """Starts workers - 1 more processes of this very command; torchrun has started them itself."""
+def crew_of(workers: int, engine: Engine) -> Iterator[None]:
+    """Runs the block in workers - 1 more processes as well; torchrun has started them itself."""
     if workers == 1 or "WORLD_SIZE" in os.environ:
         yield
         return
@@ -37,18 +46,29 @@ def crew_of(workers: int) -> Iterator[None]:
         "WORLD_SIZE": str(workers),
         "OMP_NUM_THREADS": str(threads),
     }
-    others = [
-        subprocess.Popen(
-            [sys.executable, "-m", "fedlamb", *sys.argv[1:]],
-            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(1, workers)
-    ]
     before = dict(os.environ)
-    os.environ.update({**group, "RANK": "0", "LOCAL_RANK": "0"})
+    others: list[_Process] = []
+    copies = can_be_copied(workers, device_of(engine))
     torch.set_num_threads(threads)
+    if copies:
+        if engine.compile:
+            load_compiler()
+        gc.collect()
+        gc.freeze()  # or else the first collection would write on every page of memory
     try:
+        for rank in range(1, workers):
+            place = {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            if not copies:
+                others.append(_started_anew(place))
+                continue
+            process = _copied()
+            if process is None:
+                os.environ.update(place)
+                with _to_its_end():
+                    yield
+            else:
+                others.append(process)
+        os.environ.update({**group, "RANK": "0", "LOCAL_RANK": "0"})
         yield
     finally:
         leave()
@@ -60,11 +80,68 @@ def crew_of(workers: int) -> Iterator[None]:
         os.environ.update(before)
 
 
+def can_be_copied(workers: int, device: torch.device) -> bool:
+    """Whether processes may be copies of this one: at work at once, and with its memory in common.
+
+    A GPU's driver and the threads of a product do not survive a copy.
+    """
+    alone = (os.cpu_count() or 1) // workers <= 1 and threading.active_count() == 1
+    return sys.platform == "linux" and device.type == "cpu" and alone
+
+
+class _Process(Protocol):
+    def terminate(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+class _Copy(NamedTuple):
+    pid: int
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)  # at least as a zombie it is there until `wait`
+
+    def wait(self) -> int:
+        return os.waitpid(self.pid, 0)[1]
+
+
+def _copied() -> _Copy | None:
+    """A copy of this process; None in the copy."""
+    with warnings.catch_warnings():
+        # Of threads: the only ones there can be are idle, those of products.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    return _Copy(pid) if pid else None
+
+
+@contextmanager
+def _to_its_end() -> Iterator[None]:
+    """Runs the block as all that a copy does: it never returns to what the first process was at."""
+    follow_quietly()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    code = 1
+    try:
+        yield
+        code = 0
+    except (Exception, KeyboardInterrupt) as error:
+        if not isinstance(error, (*_TOLD, KeyboardInterrupt)):  # the first process says it
+            traceback.print_exc()
+    finally:
+        leave()
+        os._exit(code)
+
+
+def _started_anew(environment: Mapping[str, str]) -> _Process:
+    """A process of this very command."""
+    command = [sys.executable, "-m", "fedlamb", *sys.argv[1:]]
+    variables = {**os.environ, **environment}
+    return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
+
+
 def best_number(run: Run, runs: int) -> tuple[int, str]:
     """How many workers would end so many runs like this one soonest, and why.
 
     Some steps are timed with the threads that each worker would have. More workers than one must
-    make up for the seconds that they take to start.
+    make up for the seconds that they take to start, unless they are copies of this process.
     """
     cores = os.cpu_count() or 1
     if run.task.device.type != "cpu" or run.executor != "loop" or cores == 1:
@@ -76,7 +153,8 @@ def best_number(run: Run, runs: int) -> tuple[int, str]:
     while workers <= min(cores, len(work)):
         torch.set_num_threads(max(1, cores // workers))
         whole = seconds_of_clients(run, work, timed=4) * run.rounds * runs
-        seconds[workers] = whole / workers + (_START if workers > 1 else 0)
+        at_once = workers == 1 or can_be_copied(workers, run.task.device)
+        seconds[workers] = whole / workers + (0 if at_once else _START)
         workers *= 2
     torch.set_num_threads(threads)
     best = min(seconds, key=lambda n: seconds[n])
@@ -106,8 +184,11 @@ def seconds_of_clients(run: Run, work: Sequence[Assignment], timed: int) -> floa
     return len(work) * around + step * sum(len(each.sizes) for each in work)
 
 
+_TOLD = (SettingError, CrewError, OSError)
+"""Errors that end the command with a sentence."""
+
 _ENOUGH = 2.0  # seconds spent on timing
-_START = 5.0  # seconds until workers have loaded torch and the data
+_START = 5.0  # seconds until processes have loaded torch and the data
 
 
 def follow_quietly() -> None:

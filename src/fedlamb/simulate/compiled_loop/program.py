@@ -66,6 +66,11 @@ def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Prog
     return program
 
 
+def load_compiler() -> None:
+    """Ahead of its first use. Processes that are copied afterwards have its memory in common."""
+    import torch._inductor.compile_fx  # noqa: F401
+
+
 def laid_out(task: Task, tensor: Tensor) -> Tensor:
     """The one layout that programs are made for."""
     if tensor.dim() == 4 and task.channels_last:
