@@ -11,7 +11,9 @@ library does otherwise, stands at the top of the script, in `peers/`.
 Libraries go into environments of their own, made once, with the exact versions below. All
 contestants are run in turn, one at a time, `--repeats` times over; the first round of each run is
 left out. A contestant that fails is named with the reason, and the others go on. Memory is the
-largest sum of the proportional set sizes of a run's processes, looked at every half second.
+largest sum of the proportional set sizes of a run's processes, looked at every half second. What a
+contestant leaves in its temporary folder, such as programs it has compiled, is there in its later
+runs, as on anybody's machine; so the memory of its first run stands apart.
 """
 
 import argparse
@@ -198,9 +200,19 @@ def _proportional_size(pid: int) -> int:
 
 
 def measure(
-    contestant: Contestant, python: Path, workload: str, rounds: int, data: Path, limit: float
+    contestant: Contestant,
+    python: Path,
+    workload: str,
+    rounds: int,
+    data: Path,
+    kept: Path,
+    limit: float,
 ) -> dict[str, Any]:
-    """One run: what the script reports, seconds from start to end, and peak memory in bytes."""
+    """One run: what the script reports, seconds from start to end, and peak memory in bytes.
+
+    kept: where its temporary files lie.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
     variables = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     if contestant.environment is not None:
         variables.pop("PYTHONPATH", None)
@@ -215,7 +227,7 @@ def measure(
                 stdout=stdout,
                 stderr=stderr,
                 cwd=folder,
-                env=variables | contestant.variables | {"TMPDIR": folder},
+                env=variables | contestant.variables | {"TMPDIR": str(kept)},
             )
         tree, begun = Tree(process.pid), time.monotonic()
         try:
@@ -259,24 +271,26 @@ def table(runs: Sequence[dict[str, Any]], workload: str) -> list[str]:
     seconds = {n: [s for run in found for s in run["seconds"][1:]] for n, found in pooled.items()}
     ours = median(seconds[OURS]) if OURS in seconds else None
     lines = [
-        f"| {workload} | seconds per round | quartiles | to ours | accuracy | peak memory |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| {workload} | seconds per round | quartiles | to ours | accuracy | peak memory of the "
+        "first run | of later runs |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in sorted(pooled, key=lambda name: median(seconds[name])):
         middle = median(seconds[name])
         low, _, high = quantiles(seconds[name], n=4) if len(seconds[name]) > 1 else [middle] * 3
         last = [run["accuracy"][-1] for run in pooled[name] if run["accuracy"]]
-        peak = max(run["peak_bytes"] for run in pooled[name]) / 2**20
+        first = [run["peak_bytes"] for run in pooled[name] if run["repeat"] == 0]
+        later = [run["peak_bytes"] for run in pooled[name] if run["repeat"] > 0]
         cells = [
             name + (f" ({failed[name]} in other runs)" if name in failed else ""),
             f"{middle:.3f}",
             f"{low:.3f} to {high:.3f}",
             f"{middle / ours:.2f}" if ours else "",
             f"{median(last):.4f}" if last else "",
-            f"{peak:,.0f} MiB",
+            *(f"{max(peaks) / 2**20:,.0f} MiB" if peaks else "" for peaks in (first, later)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [f"| {n} | failed: {why} | | | | |" for n, why in failed.items() if n not in pooled]
+    lines += [f"| {n} | failed: {why} | | | | | |" for n, why in failed.items() if n not in pooled]
     return lines
 
 
@@ -364,7 +378,8 @@ def main() -> None:
                 python = pythons[contestant.environment]
                 if isinstance(python, FailedError):
                     raise python
-                found = measure(contestant, python, workload, rounds, data, args.limit)
+                kept = Path(folder, "kept", name, workload)
+                found = measure(contestant, python, workload, rounds, data, kept, args.limit)
                 line = f"{median(found['seconds'][1:]):.3f} s per round"
             except FailedError as error:
                 found, line = {"error": str(error)}, f"failed: {error}"

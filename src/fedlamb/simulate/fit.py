@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from ..algorithm import AnyAlgorithm
@@ -24,6 +24,7 @@ from ..tasks.task import Task
 from ..trees import Tree
 from ..wire import downlink_bytes, kept_versions, nbytes, uplink_bytes
 from . import saved
+from .arguments import check_algorithm, client_rows
 from .client_store import ClientStore
 from .compiled_loop.outputs import CompiledOutputs
 from .crew import Crew
@@ -104,24 +105,18 @@ def fit(
         raise SettingError("weighting", weighting, "must be 'uniform' or 'examples'")
     if not isinstance(compile, bool):
         raise SettingError("compile", compile, "must be True or False")
-    missing = [name for name in _FUNCTIONS if not callable(getattr(algorithm, name, None))]
-    if isinstance(algorithm, type) or len(missing) == len(_FUNCTIONS):
-        right = "must be an algorithm such as fedlamb.FedLAMB(lr=0.01)"
-        raise SettingError("algorithm", algorithm, right)
-    if missing:
-        right = f"lacks {', '.join(missing)}; an algorithm has {', '.join(_FUNCTIONS)}"
-        raise SettingError("algorithm", type(algorithm).__name__, right)
+    check_algorithm(algorithm)
     fraction = float(fraction)
     rows: Rows | PerRound
     if isinstance(clients, PerRound):
         rows = clients
         active = cohort_size(clients.n, fraction)
-        parts = len(_client_rows(clients.deal(active, seed), task))
+        parts = len(client_rows(clients.deal(active, seed), task))
         if parts != active:
             right = f"must deal to the {active} clients of a round, as many as it is asked for"
             raise SettingError("clients.deal", f"{parts} parts", right)
     else:
-        rows = _client_rows(clients, task)
+        rows = client_rows(clients, task)
     plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)
     return Run(algorithm, task, plan, weighting, rounds, executor, compile)
 
@@ -311,10 +306,6 @@ class Run(Iterator[Round]):
 
 
 AS_ASKED = "as asked"
-_FUNCTIONS = (
-    "server_init", "broadcast", "client_init", "client_begin", "client_step", "client_end",
-    "server_update",
-)  # fmt: skip
 
 
 def choose(executor: ExecutorName, task: Task) -> tuple[str, str]:
@@ -340,43 +331,3 @@ def _best(task: Task) -> tuple[str, str]:
 
 
 _SMALL = 5_000_000  # parameters
-
-
-def _client_rows(clients: Sequence[Any], task: Task) -> Rows:
-    """The rows as whole numbers, each client checked."""
-    if isinstance(clients, Rows):
-        found = clients
-    elif isinstance(clients, str | Mapping) or not isinstance(clients, Iterable):
-        raise SettingError("clients", clients, "must be a list with the rows of each client")
-    else:
-        parts = [_row_numbers(client, given) for client, given in enumerate(clients)]
-        if not parts:
-            raise SettingError("clients", [], "must be a list with the rows of each client")
-        found = Rows(torch.cat(parts), torch.tensor([len(part) for part in parts]))
-    if int(found.sizes.min()) == 0:
-        client = int(found.sizes.argmin())
-        raise SettingError(f"clients[{client}]", [], "must hold at least one row")
-    count = len(task.train[0])
-    bad = (found.flat < 0) | (found.flat >= count)
-    if bad.any():
-        client = int(torch.searchsorted(found.sizes.cumsum(0), bad.nonzero()[0, 0], right=True))
-        rows = found[client]
-        raise SettingError(
-            f"clients[{client}]",
-            f"rows from {int(rows.min())} to {int(rows.max())}",
-            f"must lie from 0 to {count - 1}, since there are {count} training examples",
-        )
-    return found
-
-
-def _row_numbers(client: int, given: Any) -> Tensor:
-    right = "must be a list of row numbers"
-    try:
-        rows = torch.as_tensor(sorted(given) if isinstance(given, set) else given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"clients[{client}]", given, right) from error
-    if rows.numel() == 0:
-        raise SettingError(f"clients[{client}]", [], "must hold at least one row")
-    if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-        raise SettingError(f"clients[{client}]", given, right)
-    return rows.to(device="cpu", dtype=torch.int64)

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from .cuda_graph import Replayed
 from .messages import take_apart
 from .running_mean import RunningMean
 from .saying import leads, say
+from .sharing import same_but_start, same_programs
 from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
 
 
@@ -100,10 +100,10 @@ class Loop:
     def share(self, other: "Loop") -> bool:
         """Goes on with what another loop has compiled and recorded, as far as it fits this one;
         says whether all of it does."""
-        if self._sizes != other._sizes or not _same_but_start(self.task, other.task):
+        if self._sizes != other._sizes or not same_but_start(self.task, other.task):
             return False
         self.gradients = other.gradients
-        if not _same_programs(self.algorithm, other.algorithm):
+        if not same_programs(self.algorithm, other.algorithm):
             return False
         self._compiled, self._lanes = other._compiled, other._lanes
         return True
@@ -173,42 +173,6 @@ def _untouched(algorithm: AnyAlgorithm, state: Any, sent: Any) -> Iterator[None]
     if versions != [t._version for t in given]:
         right = "must not change in place what it is given: x - y rather than x.sub_(y)"
         raise SettingError("algorithm", type(algorithm).__name__, right)
-
-
-def _same_but_start(one: Task, two: Task) -> bool:
-    """Whether two tasks differ at most in what their trained parameters and buffers start from."""
-
-    def beside(task: Task) -> Any:
-        modules = [(n, type(m), _configuration(m)) for n, m in task.model.named_modules()]
-        kinds = {name: (p.shape, p.dtype) for name, p in task.params.items()}
-        data = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in task.train]
-        return modules, kinds, data, task.precision, task.inputs, task.loss
-
-    def all_moves(task: Task) -> bool:  # what does not is part of a program
-        whole = len([*task.model.parameters()]) + len([*task.model.buffers()])
-        return whole == len(task.params) + len(task.buffers)
-
-    try:
-        return one is two or (all_moves(one) and all_moves(two) and beside(one) == beside(two))
-    except (RuntimeError, ValueError):  # modules that hold tensors or arrays as plain attributes
-        return False
-
-
-def _configuration(module: nn.Module) -> dict[str, Any]:
-    """What decides a module beside its parameters, buffers and parts; of methods, not whose."""
-    apart = ("_parameters", "_buffers", "_modules", "training")
-    found = {name: value for name, value in vars(module).items() if name not in apart}
-    return {name: getattr(value, "__func__", value) for name, value in found.items()}
-
-
-def _same_programs(one: AnyAlgorithm, two: AnyAlgorithm) -> bool:
-    """Whether clients do the same under both. The rates of the six methods are sent to the clients
-    or are the server's, and so part of no program; one's own may be anywhere."""
-    if type(one) is type(two) and type(one) in ALGORITHMS.values():
-        rates = {name: getattr(two, name) for name in ("lr", "server_lr") if hasattr(one, name)}
-        changed: Any = one
-        return bool(replace(changed, **rates) == two)
-    return one is two
 
 
 _LARGE = 1_000_000  # parameters; six such clients side by side fill a GPU better than one

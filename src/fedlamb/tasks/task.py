@@ -1,18 +1,17 @@
 """What is learnt: a model, a loss, data and metrics. Knows nothing of federation."""
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.parameter import UninitializedParameter
 
 from ..errors import SettingError
 from ..randomness import own_random_state
 from ..trees import Tree, detached, under_vmap
+from .checks import checked_metrics, checked_pair, outputs_of_two, trained
 from .dropout import with_keyed_dropout
 from .images import Images
 from .linear import with_fast_linear
@@ -60,14 +59,14 @@ class Task:
             raise SettingError("model", type(model).__name__, "must be a torch.nn.Module")
         self._given = copy.deepcopy(model)
         self.model = with_fast_linear(with_keyed_dropout(copy.deepcopy(model)))
-        self.params = _trained(self.model)
+        self.params = trained(self.model)
         kept = self.model.state_dict(keep_vars=True)
         self.buffers: Tree = detached({n: b for n, b in self.model.named_buffers() if n in kept})
         like = next(iter(self.params.values()))
         self.device = like.device
-        self.train = _pair("train", train, like)
-        self.test = _pair("test", test, like)
-        self.validation = _pair("validation", validation, like) if validation else None
+        self.train = checked_pair("train", train, like)
+        self.test = checked_pair("test", test, like)
+        self.validation = checked_pair("validation", validation, like) if validation else None
         self.inputs, self._dtype = inputs, like.dtype
         if precision not in ("float32", "bf16"):
             raise SettingError("precision", precision, "must be 'float32' or 'bf16'")
@@ -80,11 +79,11 @@ class Task:
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
         )
-        outputs = self._check_fit(labels=classifies and loss is None)
+        outputs = outputs_of_two(self, labels=classifies and loss is None)
         if metrics is None:
             scored = classifies and outputs.dim() > 1 and outputs.shape[1] > 1
             metrics = {"accuracy": accuracy} if scored else {}
-        self.metrics = _checked(metrics, outputs, self.train[1][: len(outputs)])
+        self.metrics = checked_metrics(metrics, outputs, self.train[1][: len(outputs)])
 
     def evaluate(
         self,
@@ -214,161 +213,7 @@ class Task:
         model.load_state_dict({**params, **buffers}, strict=False)
         return model
 
-    def _check_fit(self, labels: bool) -> Tensor:
-        """One small pass, so that a model that does not fit the data is told at once."""
-        (x, y), (xt, yt) = self.train, self.test
-        if x.shape[1:] != xt.shape[1:] or y.shape[1:] != yt.shape[1:]:
-            raise SettingError(
-                "test",
-                f"inputs {_example(xt)}, targets {_example(yt)} each",
-                f"must have the shapes of train: inputs {_example(x)}, targets {_example(y)} each",
-            )
-        if y.is_floating_point() != yt.is_floating_point():
-            right = f"must have targets like those of train, which are {y.dtype}"
-            raise SettingError("test", f"{yt.dtype} targets", right)
-        name = type(self.model).__name__
-        fits = f"must fit inputs of shape {_example(x)} and targets of shape {_example(y)} each"
-        with torch.no_grad(), own_random_state(self.device), warnings.catch_warnings():
-            # torch only warns of outputs and targets that it broadcasts against each other.
-            warnings.filterwarnings("error", message="Using a target size")
-            self._check_training_pass(x[:2].clone())
-            try:
-                outputs = self.outputs(copy.deepcopy(self.model).eval(), x[:2].clone())
-            except Exception as error:
-                raise SettingError("model", name, f"{fits}; {error}{_whole_inputs(x)}") from error
-            if not isinstance(outputs, Tensor):
-                kind = type(outputs).__name__
-                raise SettingError("model", name, f"must return one tensor, and returns a {kind}")
-            if labels and outputs.dim() > 1:
-                _check_labels("train", y, outputs.shape[1])
-                _check_labels("test", yt, outputs.shape[1])
-            if self.loss is nn.functional.mse_loss and outputs.shape != y[:2].shape:
-                raise SettingError(
-                    "model",
-                    name,
-                    f"{fits}; its outputs are {_example(outputs)}, and floating targets mean "
-                    "regression (for classification give labels as whole numbers)",
-                )
-            try:
-                with torch.enable_grad():
-                    value = self.loss(outputs, y[:2])
-            except Exception as error:
-                raise SettingError("loss", _name(self.loss), f"{fits}; {error}") from error
-        if not isinstance(value, Tensor) or value.dim() != 0:
-            raise SettingError(
-                "loss", _name(self.loss), "must return a scalar tensor, the mean over the examples"
-            )
-        if value.requires_grad:
-            right = (
-                "must depend on outputs and targets alone: parameters of its own are not trained"
-            )
-            raise SettingError("loss", _name(self.loss), right)
-        return outputs
-
-    def _check_training_pass(self, x: Tensor) -> None:
-        """In training mode: parameters belong to the algorithm, and outputs depend on them."""
-        model, name = copy.deepcopy(self.model).train(), type(self.model).__name__
-        try:
-            with torch.enable_grad():
-                outputs = self.outputs(model, x)
-        except Exception:  # told by the pass in evaluation mode, or it is batch norm on one example
-            return
-        if isinstance(outputs, Tensor) and not outputs.requires_grad:
-            raise SettingError(
-                "model", name, "must give outputs with a gradient; is there a detach() in forward?"
-            )
-        for key, parameter in model.named_parameters():
-            if key in self.params and not torch.equal(parameter, self.params[key]):
-                raise SettingError(
-                    "model", name, f"must not change its parameters in forward, and changes {key}"
-                )
-
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The share of examples whose largest output is the target."""
     return (outputs.argmax(dim=1) == targets).double().mean()
-
-
-def _trained(model: nn.Module) -> Tree:
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    name = type(model).__name__
-    if not trained:
-        raise SettingError("model", name, "has no parameters to train; it needs at least one")
-    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-        raise SettingError(
-            "model", name, "has lazy parameters without a shape; pass one example through it first"
-        )
-    return detached(trained)
-
-
-def _checked(metrics: Any, outputs: Tensor, targets: Tensor) -> Mapping[str, Loss]:
-    if not isinstance(metrics, Mapping) or "loss" in metrics:
-        raise SettingError(
-            "metrics", metrics, "must be a dictionary from name to function; 'loss' is taken"
-        )
-    for name, function in metrics.items():
-        try:
-            float(function(outputs, targets))
-        except Exception as error:
-            raise SettingError(
-                f"metrics[{name!r}]",
-                _name(function),
-                f"must map (outputs, targets) to one number, the mean over the examples; {error}",
-            ) from error
-    return metrics
-
-
-def _pair(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    try:
-        x, y = (torch.as_tensor(part) for part in pair)
-    except (TypeError, ValueError) as error:
-        raise SettingError(
-            name, type(pair).__name__, f"must be a pair (inputs, targets) of tensors; {error}"
-        ) from error
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
-        raise SettingError(
-            name,
-            f"inputs {tuple(x.shape)}, targets {tuple(y.shape)}",
-            "must hold one target for each input, and at least one",
-        )
-    for part, tensor in (("inputs", x), ("targets", y)):
-        if tensor.is_floating_point():
-            bad = ~torch.isfinite(tensor).reshape(len(tensor), -1).all(dim=1)
-            if bad.any():
-                row = int(bad.nonzero()[0])
-                raise SettingError(
-                    f"{name} {part}",
-                    f"{int(bad.sum())} rows with NaN or infinity",
-                    f"must be finite numbers; the first bad row is {row}",
-                )
-    return _to(x, like, x.dtype), _to(y, like, torch.int64)
-
-
-def _to(data: Tensor, like: Tensor, whole: torch.dtype) -> Tensor:
-    """On the device of `like`; of its dtype where floating, of `whole` otherwise."""
-    dtype = like.dtype if data.is_floating_point() else whole
-    return data.detach().to(device=like.device, dtype=dtype).contiguous()
-
-
-def _check_labels(name: str, labels: Tensor, classes: int) -> None:
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise SettingError(
-            f"{name} targets",
-            f"labels from {low} to {high}",
-            f"must lie from 0 to {classes - 1}, since the model has {classes} outputs",
-        )
-
-
-def _whole_inputs(x: Tensor) -> str:
-    if x.is_floating_point():
-        return ""
-    return f" (inputs are {x.dtype}: x.float() / 255, or inputs=data.inputs, perhaps?)"
-
-
-def _example(data: Tensor) -> tuple[int, ...]:
-    return tuple(data.shape[1:])
-
-
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
