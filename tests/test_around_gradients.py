@@ -14,7 +14,7 @@ import fedlamb as fl
 from fedlamb.local_round import local_round
 from fedlamb.simulate.compiled_loop import program
 from fedlamb.simulate.compiled_loop.around_gradients import AroundGradients
-from fedlamb.simulate.compiled_loop.lists import DECOMPOSITIONS, lerp, lerp_
+from fedlamb.simulate.compiled_loop.lists import DECOMPOSITIONS, addcmul_, lerp
 from fedlamb.simulate.compiled_loop.sizes import Sizes
 from fedlamb.simulate.loop import Autograd
 from fedlamb.tasks.images import Batch
@@ -96,12 +96,14 @@ def test_lists_are_mixed_without_losing_digits(weight: float) -> None:
     a = [torch.rand(5, 3, generator=draw), torch.rand(7, generator=draw)]
     b = [1e-6 * torch.rand(5, 3, generator=draw), 1e6 * torch.rand(7, generator=draw)]
     for start, end in ((a, b), (b, a)):
-        changed = [t.clone() for t in start]
-        lerp_(changed, end, weight)
-        for one, two, new, same in zip(start, end, lerp(start, end, weight), changed, strict=True):
+        for one, two, new in zip(start, end, lerp(start, end, weight), strict=True):
             right = (1 - weight) * one.double() + weight * two.double()
             torch.testing.assert_close(new.double(), right, rtol=3e-7, atol=0)
-            assert torch.equal(new, same)
+        changed = [t.clone() for t in start]
+        addcmul_(changed, end, start, weight)
+        for one, two, new in zip(start, end, changed, strict=True):
+            right = one.double() + weight * two.double() * one.double()
+            torch.testing.assert_close(new.double(), right, rtol=3e-7, atol=0)
 
 
 def test_norms_are_put_together_by_one_operation() -> None:

@@ -172,3 +172,48 @@ def test_tensors_that_share_memory_are_stored_each(tmp_path):
     tensors, _ = load_checkpoint(tmp_path / "c")
     assert tensors["b"].tolist() == [0, 1, 2]
     assert tensors["c"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_what_is_loaded_begins_in_memory_where_any_tensor_does(tmp_path):
+    """Where a matrix begins decides the last bits of some of its products."""
+    tensors = {str(i): torch.ones(i, i + 1) for i in range(1, 20)}
+    save_checkpoint(tmp_path / "c", tensors, {})
+    found, _ = load_checkpoint(tmp_path / "c")
+    assert {t.data_ptr() % 64 for t in found.values()} == {0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_products_of_any_size_go_on_to_the_same_bits(tmp_path, dtype, batch_size):
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(99, 13, generator=draw, dtype=dtype)
+    y = torch.randint(7, (99,), generator=draw)
+    task = fl.Task(fl.mlp(13, [64], 7).to(dtype), (x, y), (x, y))
+    options = {"clients": fl.iid(99, 3), "batch_size": batch_size, "rounds": 4}
+    whole, later = (fl.fit(fl.MimeLAMB(lr=0.02), task, **options) for _ in range(2))
+    for done in whole:
+        if done.number == 2:
+            whole.save(tmp_path / "c")
+    later.restore(tmp_path / "c")
+    list(later)
+    assert all(torch.equal(value, later.params[name]) for name, value in whole.params.items())
+
+
+def test_other_inputs_or_precision_are_refused(tmp_path):
+    x, y = torch.arange(64, dtype=torch.uint8).reshape(4, 1, 4, 4), torch.arange(4)
+
+    def run(inputs=(120.0, 60.0, 1), precision="float32"):
+        mean, std, crop = inputs
+        task = fl.Task(
+            fl.mlp(16, [], 4), (x, y), (x, y), precision=precision,
+            inputs=fl.Images((mean,), (std,), crop),
+        )  # fmt: skip
+        return fl.fit(fl.FedSGD(lr=0.1), task, clients=[[0, 1], [2, 3]], rounds=2)
+
+    run().save(tmp_path / "c")
+    run().restore(tmp_path / "c")
+    for other in ((0.0, 60.0, 1), (120.0, 255.0, 1), (120.0, 60.0, 0)):
+        with pytest.raises(fl.SettingError, match="was made with inputs = "):
+            run(other).restore(tmp_path / "c")
+    with pytest.raises(fl.SettingError, match="was made with precision = 'float32'"):
+        run(precision="bf16").restore(tmp_path / "c")

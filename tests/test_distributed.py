@@ -99,6 +99,16 @@ def test_clients_with_state_are_shared_evenly_and_few_of_them_travel(
     assert sum(host != client % size for client, host in hosts.items()) == fewest
 
 
+def test_a_mean_has_the_types_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Crew, "_reduce", lambda *given: None)
+    kinds = (torch.float32, torch.float64, torch.float16)
+    part = {str(kind): torch.full((2, 3), 0.5, dtype=kind) for kind in kinds}
+    mean = Crew(0, 2).mean(part, 3.0)
+    assert {name: (t.dtype, t.tolist()) for name, t in mean.items()} == {
+        name: (t.dtype, t.tolist()) for name, t in part.items()
+    }
+
+
 def test_states_travel_in_the_runs_that_are_compared() -> None:
     for size in (2, 3):
         run = Small(sizes=(6, 6, 6, 6, 6), rounds=10).fit(fl.FedAMS(lr=0.1), fraction=0.4)

@@ -1,6 +1,7 @@
 """Batch norm, dropout, frozen and unused parameters inside a federation."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_full_gradient_is_exact_whatever_the_chunks_and_leaves_buffers_alone(mon
     run = fl.fit(fl.Mime(lr=0.001), task, clients=CLIENTS, rounds=1)
     rows = torch.arange(24)
     whole = run._executor.gradients.full(task.params, task.buffers, Batch(rows))
-    monkeypatch.setattr("fedlamb.simulate.loop.CHUNK", 5)
+    monkeypatch.setattr("fedlamb.simulate.compiled_loop.sizes.CHUNK", 5)
     before = {n: b.clone() for n, b in task.buffers.items()}
     parts = run._executor.gradients.full(task.params, task.buffers, Batch(rows))
     model = copy.deepcopy(task.model).eval()
@@ -260,18 +261,76 @@ def test_a_checkpoint_without_the_model_s_buffers_is_refused_and_changes_nothing
     assert second.number == 0
 
 
+class Smoothed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = build(nn.Linear(4, 3))
+        self.register_buffer("mean", torch.zeros(4).double())
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        return self.layer(x - self.mean)
+
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile")
+compiled = pytest.param("loop", True, marks=compiles)
+torchs_own = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+@torchs_own
+@pytest.mark.parametrize(("executor", "compile"), [("vectorised", False), compiled])
+def test_a_buffer_put_in_the_place_of_another_counts_everywhere(executor, compile):
+    task = fl.Task(Smoothed(), data(), data())
+    options = {"clients": fl.iid(24, 3), "rounds": 3, "batch_size": 4}
+    plain = fl.fit(fl.MimeLAMB(lr=0.1), task, executor="loop", **options)
+    other = fl.fit(fl.MimeLAMB(lr=0.1), task, executor=executor, compile=compile, **options)
+    for one, two in zip(plain, other, strict=True):
+        assert two.metrics == pytest.approx(one.metrics, rel=1e-9)
+    assert plain.buffers["mean"].abs().min() > 0
+    torch.testing.assert_close(other.buffers, plain.buffers, rtol=1e-9, atol=1e-12)
+
+
+class Noisy(nn.Module):
+    """Draws from torch's generator, as a layer of one's own may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = build(nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.layer(x + torch.rand_like(x) if self.training else x)
+
+
+@torchs_own
+@pytest.mark.parametrize(
+    ("executor", "compile"),
+    [("loop", False), ("vectorised", False), compiled,
+     pytest.param("vectorised", True, marks=compiles)],
+)  # fmt: skip
+def test_layers_that_draw_go_on_to_the_same_bits_with_other_draws_in_each_round_and_under_each_seed(
+    executor, compile, tmp_path
+):
+    alike = torch.ones(24, 4).double(), torch.zeros(24, dtype=torch.int64)
+    task = fl.Task(Noisy(), alike, data())
+
+    def run(seed=0, **options):
+        given = {"clients": fl.iid(24, 3), "rounds": 4, "batch_size": 4, "seed": seed, **options}
+        return fl.fit(fl.FedSGD(lr=1e-12), task, executor=executor, compile=compile, **given)
+
+    whole, later = run(), run()
+    losses = []
+    for done in whole:
+        losses.append(done.metrics["train_loss"])
+        if done.number == 2:
+            whole.save(tmp_path / "c")
+    later.restore(tmp_path / "c")
+    assert [r.metrics["train_loss"] for r in later] == losses[2:]
+    losses += [r.metrics["train_loss"] for r in run(seed=1)]
+    assert len({round(loss, 9) for loss in losses}) == 8
+
+
 def test_a_buffer_that_is_put_in_the_place_of_another_counts():
-    class Smoothed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = build(nn.Linear(4, 3))
-            self.register_buffer("mean", torch.zeros(4).double())
-
-        def forward(self, x):
-            if self.training:
-                self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
-            return self.layer(x - self.mean)
-
     x, _ = data()
     run = fl.fit(
         fl.FedSGD(lr=0.1), fl.Task(Smoothed(), data(), data()), clients=[range(24)], rounds=1

@@ -29,6 +29,7 @@ from fedlamb.reproduce.study import (
 from fedlamb.reproduce.trials import Bench
 from fedlamb.settings import validate
 from fedlamb.simulate.sweep import Together
+from fedlamb.simulate.vectorised import Stack
 
 ENGINE = {"device": "cpu", "compile": False, "root": None}
 
@@ -315,6 +316,29 @@ def test_trials_together_go_on_where_they_were_stopped(
     found = both.run("stopped")
     assert both.seen == [4, 5, 6]
     assert_same(whole, found)
+
+
+def test_an_interrupt_between_two_programs_of_a_round_loses_none_that_is_done(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "_SAVING", 0)
+    both = Trials(small, tmp_path)
+    points = [(values, both.experiment) for values, _ in both.group.points]
+    bench = Bench(Together(at_once=1))
+    calls, run = [], Stack.run
+
+    def interrupted(*given: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 8:  # the second trial's fourth round
+            raise KeyboardInterrupt
+        return run(*given, **options)
+
+    monkeypatch.setattr(Stack, "run", interrupted)
+    folders = [tmp_path / "r" / str(i) for i in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        bench.run_together(bench.points("fed-ams", points), folders, lambda *given: None)
+    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in folders]
+    assert [len(some) for some in lines] == [4, 3]
 
 
 def test_trials_of_which_only_some_were_saved_go_on_to_rounding(

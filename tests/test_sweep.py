@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -113,6 +114,8 @@ def test_later_sweeps_use_the_same_programs_also_where_they_differ_otherwise() -
         ({"grid": {"lr": []}}, r"grid\['lr'\] = \[\]: must be a list of values"),
         ({"grid": {"lr": [-1.0]}}, "lr = -1.0: must be a positive number"),
         ({"grid": {}, "seeds": ()}, "seeds = .*: must name one or more seeds"),
+        ({"grid": {}, "seeds": np.array([1, 1])}, "seeds = .*: must name one or more seeds"),
+        ({"grid": {}, "seed": 3}, r"seed = 3: must be given as seeds=\(3,\)"),
     ],
 )
 def test_mistakes_are_told(changes: Any, message: str) -> None:

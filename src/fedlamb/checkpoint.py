@@ -44,7 +44,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT:
                 raise SettingError("checkpoint", str(path), f"must be a {_FORMAT} file")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies, which lie in memory as all other tensors do: in the file they begin anywhere,
+            # and where a matrix begins decides the last bits of some of its products.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise SettingError("checkpoint", str(path), f"cannot be read; {error}") from error
     text = metadata["facts"]

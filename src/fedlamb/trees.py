@@ -61,26 +61,26 @@ def add_scaled(x: Tree, scale: Scalar, u: Tree) -> Tree:
     if not isinstance(scale, Tensor):
         return _each("add", x, u, alpha=scale)
     if transformed() or scale.dim() > 0 or not u:
-        return tree_map(lambda a, b: a + scale * b, x, u)
+        return tree_map(lambda a, b: a + scale.to(a.dtype) * b, x, u)
     return add(x, dict(zip(u, torch._foreach_mul(_list(u), scale), strict=True)))
 
 
 def lerp(a: Tree, b: Tree, weight: Scalar) -> Tree:
     """(1 - weight) * a + weight * b; exactly a where a equals b."""
     if isinstance(weight, Tensor):
-        return tree_map(lambda x, y: torch.lerp(x, y, weight), a, b)
+        return tree_map(lambda x, y: torch.lerp(x, y, weight.to(x.dtype)), a, b)
     return _each("lerp", a, b, weight=weight)
 
 
 def lerp_square(a: Tree, b: Tree, weight: Scalar) -> Tree:
     """(1 - weight) * a + weight * b^2"""
     if transformed() or isinstance(weight, Tensor):
-        return tree_map(lambda x, y: torch.lerp(x, y * y, weight), a, b)
-    squares = _each("mul", b, b)
-    torch._foreach_lerp_(
-        _list(squares), [a[key] for key in b], 1 - weight
-    )  # in memory that is still in cache
-    return {key: squares[key] for key in a}
+        return tree_map(lambda x, y: torch.lerp(x, y * y, _like(weight, x)), a, b)
+    # In parts: torch's own lerp loses three digits where the weight of its end is near 1.
+    kept = torch._foreach_mul(_list(a), 1 - weight)
+    values = [b[key] for key in a]
+    torch._foreach_addcmul_(kept, values, values, value=weight)
+    return dict(zip(a, kept, strict=True))
 
 
 def add_each_scaled(x: Tree, scales: Tree, u: Tree) -> Tree:
@@ -125,6 +125,10 @@ def _each(name: str, *trees: Tree, **numbers: float) -> Tree:
     lists = [[tree[key] for key in first] for tree in rest]
     on_lists: Any = getattr(torch, f"_foreach_{name}")
     return dict(zip(first, on_lists(_list(first), *lists, **numbers), strict=True))
+
+
+def _like(weight: Scalar, tensor: Tensor) -> Scalar:
+    return weight.to(tensor.dtype) if isinstance(weight, Tensor) else weight
 
 
 def _list(tree: Tree) -> list[Tensor]:

@@ -83,19 +83,27 @@ class Bench:
                     folder.journal.write(point.run)
                     rounds.clear()
 
-        pace = Pace(_SAVING)
+        noted = [point.run.number for point in points]
+
+        def note(done: Sequence[Round | None]) -> None:
+            for i, one in enumerate(done):
+                if one is not None and one.number > noted[i]:
+                    folder, point, rounds = each[i]
+                    folder.journal.note(point.run)
+                    rounds.append(one)
+                    noted[i] = one.number
+
+        pace, sweep = Pace(_SAVING), Sweep(points, self._together)
         try:
-            for done in Sweep(points, self._together):
-                for (folder, point, rounds), one in zip(each, done, strict=True):
-                    if one is not None:
-                        folder.journal.note(point.run)
-                        rounds.append(one)
-                        best = max(best, one.metrics["test_accuracy"])
+            for done in sweep:
+                note(done)
+                best = max([best, *(one.metrics["test_accuracy"] for one in done if one)])
                 if pace.due():
                     with pace.saving():
                         write()
                 told(max(point.run.number for point in points), points[0].run.rounds, best)
         except KeyboardInterrupt:
+            note(sweep.last)  # of a round that only some of the programs had ended
             write()
             raise
         for folder, _, rounds in each:

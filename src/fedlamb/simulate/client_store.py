@@ -94,7 +94,8 @@ class ClientStore:
                 return some[client]
         fresh = self._init()
         if client in self._spilled:
-            return unpack(load_file(self._spilled[client]), like=fresh)
+            found = load_file(self._spilled[client])
+            return unpack({n: t.clone() for n, t in found.items()}, like=fresh)  # see checkpoint.py
         return fresh
 
     def all(self) -> dict[int, Any]:

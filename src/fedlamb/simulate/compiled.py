@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ..randomness import kept_random_state
 from .saying import compiling
 from .stacked.pooled import JoinedPools
 from .stacked.products import with_stacked_products
@@ -26,10 +27,9 @@ class Compiled:
         tensors = [leaf.contiguous() for leaf in leaves]
         whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
         if whole not in self._known:
-            with compiling("a local step"):
+            with compiling("a local step"), kept_random_state(tensors[0].device):
                 found = self._known[whole] = _compile(function, tensors, structure)
-                result = found[0](*tensors)
-            return tree_unflatten(result, found[1])
+                found[0](*tensors)
         program, of = self._known[whole]
         return tree_unflatten(program(*tensors), of)
 

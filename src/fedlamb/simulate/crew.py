@@ -73,7 +73,7 @@ class Crew:
         self._reduce(flat, dist.ReduceOp.SUM)
         flat = flat[:-1] / flat[-1]
         parts = torch.split(flat, [leaf.numel() for leaf in leaves])
-        shaped = [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
+        shaped = [p.view(leaf.shape).to(leaf.dtype) for p, leaf in zip(parts, leaves, strict=True)]
         return tree_unflatten(shaped, structure)
 
     def largest(self, counters: Tree) -> Tree:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ..randomness import kept_random_state
+
 Program = Callable[[Any], Any]
 _MOST = 8  # programs kept; a federation has two or three
 _STALE = 64  # calls after which one that was not used gives its place to another
@@ -96,7 +98,8 @@ class _Graph(NamedTuple):
         program: Program, tensors: list[Tensor], structure: TreeSpec, stream: torch.cuda.Stream
     ) -> "_Graph":
         inputs = [t.clone() for t in tensors]
-        program(tree_unflatten(inputs, structure))  # compiles, and warms up what libraries keep
+        with kept_random_state(inputs[0].device):
+            program(tree_unflatten(inputs, structure))  # compiles, warms up what libraries keep
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):

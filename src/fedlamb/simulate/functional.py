@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..tasks.dropout import key_names
+from ..tasks.dropout import keyed_layers
 from ..tasks.images import Batch
 from ..tasks.task import CHUNK, Task
 from ..trees import Tree, add_scaled, zeros_like
@@ -18,10 +19,14 @@ class Functional:
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         self.task, self.model, self.data = task, model, task.train
-        self._keys = key_names(model)
-        kept = {*task.params, *task.buffers, *self._keys}
+        self._keyed = keyed_layers(model)
+        kept = {*task.params, *task.buffers, *self._keyed}
         # Buffers that are no part of the state, and frozen parameters, stay as the model has them.
         self._rest = {n: b for n, b in model.named_buffers() if n not in kept}
+        self._after: Tree = {}
+        """The buffers as the last forward pass left them."""
+        if task.buffers:
+            model.register_forward_hook(partial(_note_buffers, self._after))
 
     def reading(self, inputs: Tensor, targets: Tensor) -> Self:
         """The same for other data of the same kind."""
@@ -31,7 +36,9 @@ class Functional:
 
     def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
         self.model.train()
-        keys = dict.fromkeys(self._keys, batch.key)
+        keys = dict.fromkeys(self._keyed, batch.key)
+        for layer in self._keyed.values():
+            layer.calls = 0
         gradient, after, loss = self._gradient(params, {**self._rest, **buffers}, keys, batch)
         return gradient, {name: after[name] for name in buffers}, loss
 
@@ -67,6 +74,9 @@ class Functional:
             outputs = task.outputs(
                 lambda inputs: functional_call(self.model, state, (inputs,)), x, batch.draws
             )
+            # A model may write on a buffer, or put a new one in its place.
+            now = {name: self._after[name].detach() for name in buffers}
+            self._after.clear()
             if batch.weights is None:
                 return task.loss(outputs, y), now
             of_each = vmap(lambda o, t: task.loss(o[None], t[None]), randomness="different")
@@ -74,6 +84,10 @@ class Functional:
 
         gradient, (value, after) = grad_and_value(loss, has_aux=True)(params)
         return gradient, after, value
+
+
+def _note_buffers(after: Tree, model: nn.Module, *passed: Any) -> None:
+    after.update(model.named_buffers(remove_duplicate=False))
 
 
 class OfPicked(Functional):

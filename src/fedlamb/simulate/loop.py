@@ -16,7 +16,7 @@ from ..errors import SettingError
 from ..local_round import Gradients, Outcome, Steps, local_round
 from ..plan import Plan
 from ..randomness import own_random_state
-from ..tasks.dropout import key_names
+from ..tasks.dropout import keyed_layers
 from ..tasks.images import Batch
 from ..tasks.task import Task
 from ..trees import Tree, add_scaled, laid_out_like, tree_map, zeros_like
@@ -223,18 +223,17 @@ class Autograd:
         self._parameters = dict(self.model.named_parameters())
         self._trained = [self._parameters[name] for name in task.params]
         found = {name: b.clone() for name, b in self.model.named_buffers()}
-        self._keys = [_owner(self.model, name) for name in key_names(self.model)]
-        self._owners = {
-            name: _owner(self.model, name) for name in found if name not in key_names(self.model)
-        }
+        keyed = keyed_layers(self.model)
+        self._keyed = [*keyed.values()]
+        self._owners = {name: _owner(self.model, name) for name in found if name not in keyed}
         self._afresh = {name: found[name] for name in self._owners if name not in task.buffers}
         self._training: bool | None = None
 
     def minibatch(self, params: Tree, buffers: Tree, batch: Batch) -> tuple[Tree, Tree, Tensor]:
         self._mode(training=True)
         now = self._load(buffers)
-        for module, attribute in self._keys:
-            module._buffers[attribute] = batch.key
+        for layer in self._keyed:
+            layer._buffers["key"], layer.calls = batch.key, 0
         gradient, loss = self._gradient(params, batch)
         if now:  # a model may have put new tensors in their place
             now = {name: self._buffer(name) for name in now}

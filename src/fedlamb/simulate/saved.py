@@ -128,7 +128,7 @@ def _keyed(table: Mapping[int, Any]) -> dict[str, Any]:
 def _take(
     run: "Run", path: Path, tensors: Record, facts: dict[str, Any], states: dict[int, Record]
 ) -> None:
-    own, late = identity(run), ("model", "loss")  # of a model, shapes say more
+    own, late = identity(run), ("model", "loss", "inputs", "precision")  # shapes say more
     _check_same(path, facts["run"], {k: v for k, v in own.items() if k not in late})
     like = run.store.fresh()
     try:
@@ -138,7 +138,7 @@ def _take(
             raise RecordError("the model's buffers are missing")
     except RecordError as error:
         raise SettingError("checkpoint", str(path), f"does not fit the model; {error}") from error
-    _check_same(path, facts["run"], {k: own[k] for k in late})
+    _check_same(path, facts["run"], {k: own[k] for k in late if k in facts["run"]})
     run.server, run.buffers, run.number = server, buffers, facts["number"]
     run.store.replace(found, {int(client): v for client, v in facts["held"].items()})
 
@@ -187,6 +187,8 @@ def _identity(run: "Run") -> dict[str, Any]:
         "data": _sample_digest(run.task),
         "model": _model_name(run.task),
         "loss": describe(run.task.loss),
+        "inputs": describe(run.task.inputs),
+        "precision": run.task.precision,
     }
 
 

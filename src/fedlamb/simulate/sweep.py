@@ -15,7 +15,7 @@ from ..tasks.task import Task
 from .findings import Findings, read
 from .fit import AS_ASKED, Round, Run, fit
 from .messages import take_apart
-from .vectorised import Family, Stack, Trial, compiles
+from .vectorised import Family, Stack, Trial, compiles, noise
 from .work import Assignment, assignments
 
 
@@ -44,8 +44,10 @@ def sweep(
     options: as for `fit`: clients, rounds, fraction, batch_size, epochs, weighting, executor.
     Models with buffers such as batch norm's, or in reduced precision, are run one after another.
     """
-    if isinstance(seeds, int) or not seeds or len(set(seeds)) < len(seeds):
+    if isinstance(seeds, int) or len(seeds) == 0 or len({*seeds}) < len(seeds):
         raise SettingError("seeds", seeds, "must name one or more seeds, for example (0, 1, 2)")
+    if "seed" in options:
+        raise SettingError("seed", options["seed"], f"must be given as seeds=({options['seed']},)")
     if not isinstance(grid, Mapping):
         raise SettingError("grid", grid, "must name fields, for example {'lr': [0.01, 0.03]}")
     for name, values in grid.items():
@@ -74,6 +76,8 @@ class Sweep(Iterator[list[Round | None]]):
 
     def __init__(self, points: Sequence[Point], together: "Together") -> None:
         self.points, self._together = list(points), together
+        self.last: list[Round | None] = []
+        """The last round of each trial; after an interrupt, of those that had ended it."""
         apart: list[Run] = []
         for run in (point.run for point in self.points if not _stacks(point.run)):
             if not any(run.share_programs(other) for other in apart):
@@ -83,10 +87,11 @@ class Sweep(Iterator[list[Round | None]]):
         return self
 
     def __next__(self) -> list[Round | None]:
-        found = self._together.round([point.run for point in self.points])
-        if not any(found):
+        self.last = [None] * len(self.points)
+        self._together.round([point.run for point in self.points], self.last)
+        if not any(self.last):
             raise StopIteration
-        return found
+        return self.last
 
 
 class Together:
@@ -105,14 +110,14 @@ class Together:
         self._planned: dict[Any, list[Assignment]] = {}
         """What clients do in this round and the next, once for all trials of a seed."""
 
-    def round(self, runs: Sequence[Run]) -> list[Round | None]:
-        """One round of each, in order; None for one that has diverged or is done."""
+    def round(self, runs: Sequence[Run], found: list[Round | None]) -> None:
+        """One round of each, put into its place in `found`, where None stays for one that has
+        diverged or is done."""
         kinds = [_kind(run) for run in runs]
         groups: dict[Any, list[int]] = {}
         for i, (kind, run) in enumerate(zip(kinds, runs, strict=True)):
             if run.number < run.rounds and not run.diverged:
                 groups.setdefault(kind, []).append(i)
-        found: list[Round | None] = [None] * len(runs)
         for kind, members in groups.items():
             first = runs[members[0]]
             if not _stacks(first):
@@ -129,7 +134,6 @@ class Together:
                 rounds = self._advance(stack, family, [runs[i] for i in some], whole)
                 for i, done in zip(some, rounds, strict=False):  # the rest are fillers
                     found[i] = done
-        return found
 
     def _chunks(self, kind: Any, first: Run, members: list[int]) -> list[list[int]]:
         """As many trials at once as fit or as was asked for, the same number in each chunk.
@@ -174,7 +178,8 @@ class Together:
                 for run, message in zip(runs, sent, strict=True)
             ]
             compile = self._compile and all(r.plan.repeats and compiles(r.number + 1) for r in runs)
-            collected = stack.run(trials, lambda done, cohort: None, family, compile)
+            seed = noise(runs[0].plan, runs[0].number + 1)
+            collected = stack.run(trials, lambda done, cohort: None, family, seed, compile)
             servers = [
                 run.algorithm.server_update(run.server, c.report)
                 for run, c in zip(runs, collected, strict=True)

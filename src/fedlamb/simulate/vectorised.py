@@ -82,14 +82,15 @@ class Vectorised:
     ) -> None:
         self.algorithm, self.store = algorithm, store
         self.stack = Stack(task)
-        self._compile = compile and repeats(plan)
+        self._plan, self._compile = plan, compile and repeats(plan)
         self._planned = Planned(plan, task.augments, weighting)
 
     def run(self, round: int, sent: Any, buffers: Tree, on_client: OnClient) -> Collected:
         """One round of the plan's cohort; changes nothing but what it returns."""
         trial = Trial(self.algorithm, sent, buffers, self.store, self._planned.work(round))
         compile = self._compile and compiles(round)
-        (collected,) = self.stack.run([trial], on_client, Family(self.algorithm, ()), compile)
+        family, seed = Family(self.algorithm, ()), noise(self._plan, round)
+        (collected,) = self.stack.run([trial], on_client, family, seed, compile)
         return collected
 
     def prepare(self, round: int) -> None:
@@ -113,6 +114,11 @@ def repeats(plan: Plan) -> bool:
     return plan.repeats
 
 
+def noise(plan: Plan, round: int) -> int:
+    """The seed for random layers of one's own, in the round of all clients of a plan together."""
+    return plan.model_seed(round, plan.cohort(round)[0])
+
+
 class Stack:
     """Runs the clients of many trials together; all trials share data and model."""
 
@@ -133,16 +139,21 @@ class Stack:
         self._compiled = Compiled()
 
     def run(
-        self, trials: Sequence[Trial], on_client: OnClient, family: Family, compile: bool = False
+        self,
+        trials: Sequence[Trial],
+        on_client: OnClient,
+        family: Family,
+        seed: int,
+        compile: bool = False,
     ) -> list[Collected]:
         """One round of every trial's cohort, as many clients at once as fit; the trials'
-        algorithms are of this family."""
+        algorithms are of this family. `seed` is for random layers that take no key."""
         cohort = len(trials[0].work)
         # The longest first, so that those who are still at work are always in front.
         queues = [sorted(t.work, key=_longest_first) for t in trials]
         sums = [_Sum() for _ in trials]
         done = 0
-        with torch.no_grad(), own_random_state(self.task.device):
+        with torch.no_grad(), own_random_state(self.task.device, seed):
             while done < cohort:
                 count = min(self._at_once or cohort, cohort - done)
                 part = [
@@ -234,7 +245,9 @@ class Stack:
         inputs: dict[str, Any] = {
             "sent": _stacked([m.tensors for m in messages]),
             "varied": {
-                n: torch.tensor(v, dtype=like.dtype, device=device) for n, v in varied.items()
+                # In float32, 1 - beta would lose three digits.
+                n: torch.tensor(v, dtype=torch.float64, device=device)
+                for n, v in varied.items()
             },
             "buffers": {
                 n: _side_by_side([t.buffers[n] for t in trials]) for n in trials[0].buffers

@@ -19,13 +19,17 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, whole_channels: bool, number: int) -> None:
         super().__init__()
         self.p, self.whole_channels, self.number = p, whole_channels, number
+        self.calls = 0
+        """In this step so far; a second one has a mask of its own. A new step sets it to 0."""
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         shape = x.shape[:2] if self.whole_channels else x.shape
-        bits = _hash(self.key + _wrapped(self.number * _ODD), shape.numel(), x.device)
+        number = self.number + self.calls * _CALLS
+        self.calls += 1
+        bits = _hash(self.key + _wrapped(number * _ODD), shape.numel(), x.device)
         kept = (bits >= round(self.p * 2**31)).reshape(shape)
         kept = kept.reshape(*shape, *[1] * (x.dim() - len(shape)))
         return x * kept.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
@@ -36,7 +40,8 @@ class KeyedDropout(nn.Module):
 
 def with_keyed_dropout(model: nn.Module) -> nn.Module:
     """The same module with every `nn.Dropout` in it replaced; changes it in place."""
-    found = [(path, m) for path, m in model.named_modules() if type(m) in (nn.Dropout, *_FEATURES)]
+    everywhere = model.named_modules(remove_duplicate=False)
+    found = [(path, m) for path, m in everywhere if type(m) in (nn.Dropout, *_FEATURES)]
     for number, (path, module) in enumerate(found):
         parent, _, name = path.rpartition(".")
         keyed = KeyedDropout(module.p, isinstance(module, _FEATURES), number)
@@ -47,15 +52,16 @@ def with_keyed_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
-def key_names(model: nn.Module) -> list[str]:
-    """The names of the buffers that take the key of a local step."""
-    return [
-        f"{path}.key" if path else "key"
+def keyed_layers(model: nn.Module) -> dict[str, KeyedDropout]:
+    """Under the name of the buffer that takes the key of a local step."""
+    return {
+        f"{path}.key" if path else "key": module
         for path, module in model.named_modules()
         if isinstance(module, KeyedDropout)
-    ]
+    }
 
 
+_CALLS = 1_000_003  # no model has so many layers
 _ODD = 0x9E3779B97F4A7C15 - 2**64  # as a signed number; products wrap around
 _MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # of splitmix64
 

@@ -1,8 +1,8 @@
 """Operations on lists of tensors, written for compiled programs on a GPU.
 
 torch's compiler makes one kernel of such operations, for all tensors of the lists. Two it writes
-otherwise than we want: its `lerp` loses three digits where the weight is near 1, as that of old
-second moments is, and its `stack` is a kernel for each tensor.
+otherwise than we want: its `lerp` loses three digits where the weight is near 1, and its `stack` is
+a kernel for each tensor. What is written on a list is taken apart, so that it is one as well.
 """
 
 from typing import Any
@@ -23,10 +23,11 @@ def lerp(start: list[Tensor], end: list[Tensor], weight: float) -> Any:
     return aten._foreach_sub.List(end, aten._foreach_mul.Scalar(apart, 1 - weight))
 
 
-def lerp_(start: list[Tensor], end: list[Tensor], weight: float) -> None:
-    """`aten::_foreach_lerp_`"""
-    for tensor, value in zip(start, lerp(start, end, weight), strict=True):
-        tensor.copy_(value)
+def addcmul_(sums: list[Tensor], a: list[Tensor], b: list[Tensor], value: float = 1) -> None:
+    """`aten::_foreach_addcmul_`"""
+    scaled = aten._foreach_mul.Scalar(aten._foreach_mul.List(a, b), value)
+    for tensor, found in zip(sums, aten._foreach_add.List(sums, scaled), strict=True):
+        tensor.copy_(found)
 
 
 def stack(tensors: list[Tensor], dim: int = 0) -> Any:
@@ -38,7 +39,7 @@ define("stack(Tensor[] tensors) -> Tensor", torch.stack, torch.stack, devices=("
 
 DECOMPOSITIONS: dict[Any, Any] = {
     aten._foreach_lerp.Scalar: lerp,
-    aten._foreach_lerp_.Scalar: lerp_,
+    aten._foreach_addcmul_.Scalar: addcmul_,
     aten.stack.default: stack,
 }
 """For `make_fx`."""

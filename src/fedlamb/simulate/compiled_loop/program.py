@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ...errors import SettingError
 from ...files import exclusive
+from ...randomness import kept_random_state
 from ...tasks.task import Task
 from ...trees import laid_out_like
 from ..saying import compiling
@@ -27,7 +28,8 @@ def compiled(function: Program, examples: Sequence[Tensor], what: str, state: in
 
     state: so many results take the place of the first arguments, and so are laid out like them.
     """
-    with compiling(what):
+    # To trace a random layer is to draw from the generator, in the middle of a client's round.
+    with compiling(what), kept_random_state(examples[0].device):
         return _compiled(function, examples, state)
 
 
