@@ -131,19 +131,19 @@ def test_out_of_memory_halves_the_chunk_and_says_so(monkeypatch: Any, capsys: An
     together = run._executor.stack._together
     tried = []
 
-    def limited(trials: Any, family: Any) -> Any:
+    def limited(trials: Any, *given: Any) -> Any:
         tried.append(len(trials[0].work))
         if tried[-1] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return together(trials, family)
+        return together(trials, *given)
 
     monkeypatch.setattr(run._executor.stack, "_together", limited)
     close(run, plain)
     assert tried == [5, 2, 2, 1, 2, 2, 1]
     assert "out of device memory with 5 clients at once; trying 2" in capsys.readouterr().err
-    monkeypatch.setattr(run._executor.stack, "_together", lambda trials, family: 1 / 0)
+    monkeypatch.setattr(run._executor.stack, "_together", lambda *given: 1 / 0)
 
-    def never(trials: Any, family: Any) -> Any:
+    def never(*given: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     fresh = small.fit(METHODS["fed-ams"], executor="vectorised")

@@ -17,6 +17,7 @@ from fedlamb.errors import SettingError
 from fedlamb.reproduce import panels, study, trials
 from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Results, choose, of_curve
+from fedlamb.reproduce.side_by_side import Workers
 from fedlamb.reproduce.study import (
     Group,
     Wanted,
@@ -24,6 +25,7 @@ from fedlamb.reproduce.study import (
     experiment_of,
     horizon,
     next_groups,
+    run_group,
     survivors,
 )
 from fedlamb.reproduce.trials import Bench
@@ -515,3 +517,38 @@ def test_ctrl_c_and_a_folder_in_use_are_told(
         busy = CliRunner().invoke(app, options)
     assert isinstance(busy.exception, SettingError)
     assert "in use by another process" in str(busy.exception)
+
+
+def test_lines_of_trials_side_by_side_come_in_the_groups_order(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(self: Workers, jobs: Any, told: Any) -> Any:
+        for number in order:
+            if number is None:
+                raise KeyboardInterrupt
+            job = jobs[number]
+            job.partial.mkdir(parents=True, exist_ok=True)
+            numbers = ("test_accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "seconds")
+            yield number, [dict.fromkeys(numbers, job.values["lr"])]
+
+    monkeypatch.setattr(Workers, "run", run)
+    wanted, results = Wanted(small, small.curves[:1], 10, 1, "test", True), Results(tmp_path)
+    rates = small.curves[0].grid()["lr"][:4]
+    group = Group("fed-sgd", "", 10, [({"lr": lr}, 0) for lr in rates], "whole")
+
+    def written() -> list[float]:
+        return [x["values"]["lr"] for x in results.lines(small) if "method" in x]
+
+    def carry_out() -> None:
+        run_group(wanted, group, results, ENGINE, Workers(2), lambda *now: None, lambda *now: None)
+
+    order: list[int | None] = [1, 0, 3, None]
+    with pytest.raises(KeyboardInterrupt):
+        carry_out()
+    assert written() == list(rates[:2])
+    assert len(list((tmp_path / "partial").iterdir())) == 1  # the fourth: done, and not yet written
+    group = group._replace(points=group.points[2:])
+    order = [1, 0]
+    carry_out()
+    assert written() == list(rates)
+    assert list((tmp_path / "partial").iterdir()) == []

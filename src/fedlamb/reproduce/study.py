@@ -196,7 +196,11 @@ def run_group(
     told: Callable[[str, int, int, float | None], None],
     decoded: Report,
 ) -> None:
-    """Runs the trials that are left of a group, and writes the line of each as it ends."""
+    """Runs the trials that are left of a group, and writes the line of each as it ends.
+
+    In the group's order, also where they run side by side: of points that are equally good the
+    first line is chosen. What ended before its turn waits in its folder.
+    """
     panel = wanted.panel
     experiments = {
         seed: experiment_of(panel, group, seed, wanted.select, engine)
@@ -221,10 +225,16 @@ def run_group(
     settings = {**experiments[min(experiments)].model_dump(mode="json"), "algorithms": {}}
     settings["data"]["root"] = None  # where it lay is nobody's business
     session = results.begin(panel, settings)
-    for number, lines in ended:
-        values, seed = group.points[number]
-        results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
-        shutil.rmtree(partial[number])
+    waiting: dict[int, list[Line]] = {}
+    written = 0
+    for number, found in ended:
+        waiting[number] = found
+        while written in waiting:
+            values, seed = group.points[written]
+            lines = waiting.pop(written)
+            results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
+            shutil.rmtree(partial[written])
+            written += 1
 
 
 def _named(told: Callable[..., None], name: str) -> Told:
