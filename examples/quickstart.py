@@ -11,5 +11,5 @@ run = fl.fit(method, task, clients=clients, fraction=0.5, rounds=60, batch_size=
 for r in run:
     print(f"round {r.number:2}: {r.metrics['test_accuracy']:.1%}, {r.uplink_bytes} bytes up")
 
-model = run.model()  # an ordinary nn.Module with the trained parameters
+model = run.model().eval()  # an ordinary nn.Module with the trained parameters
 print(model)

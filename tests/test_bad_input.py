@@ -61,7 +61,25 @@ def with_a_penalty(model):
     return penalised
 
 
+def with_batch_norm(rows):
+    with torch.random.fork_rng():
+        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    clients = [range(4), range(4, 4 + rows)]
+    return fl.fit(
+        fl.FedSGD(lr=0.1), fl.Task(model, **GOOD), clients=clients, rounds=1, batch_size=4
+    )
+
+
 PROBLEMS = {
+    "batch norm on one example": (
+        lambda: with_batch_norm(rows=5),
+        "batch_size = 4: leaves a batch of one of the 5 rows of client 1, which batch norm cannot",
+    ),
+    "one width": (lambda: fl.mlp(4, 5, 3), "hidden = 5: must be a list of widths, such as [5]"),
+    "a torch Dataset": (
+        lambda: fl.Task(linear(4, 3), torch.utils.data.TensorDataset(X, Y), (X, Y)),
+        "train = 'TensorDataset': must be a pair (inputs, targets) of tensors; a TensorDataset has",
+    ),
     "loss of parameters": (
         lambda: fl.Task(linear(4, 3), loss=with_a_penalty(linear(4, 3)), **GOOD),
         "loss = 'penalised': must depend on outputs and targets alone: parameters of its own",
@@ -285,6 +303,15 @@ def test_bad_input_is_told_in_one_sentence(call, message):
     with pytest.raises(fl.SettingError, match=re.escape(message)) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_batch_norm_takes_batches_of_two_and_of_one_where_there_are_pixels() -> None:
+    list(with_batch_norm(rows=6))
+    with torch.random.fork_rng():
+        layers = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)
+    data = torch.zeros(10, 1, 4, 4), Y
+    task = fl.Task(nn.Sequential(*layers), data, data)
+    list(fl.fit(fl.FedSGD(lr=0.1), task, clients=[range(4), range(4, 9)], rounds=1, batch_size=4))
 
 
 def test_hyperparameters_that_a_method_does_not_have_are_refused():

@@ -320,6 +320,7 @@ def test_a_round_that_is_launched_ahead_fails_in_its_turn(
     assert [replace(r, seconds=0.0) for r in done] + seen(run) == whole
 
 
+@pytest.mark.filterwarnings("ignore:the model is no longer finite")
 def test_nothing_is_launched_after_the_last_round_or_a_diverged_one() -> None:
     method, small = fl.FedSGD(lr=1e20), Small(kind="regression", rounds=50)
     run = looking_ahead(method, small)
@@ -393,6 +394,7 @@ def test_one_number_that_is_not_finite_is_found_among_all(
     assert not told.diverged
 
 
+@pytest.mark.filterwarnings("ignore:the model is no longer finite")
 def test_a_diverged_model_that_is_replaced_has_not_diverged(tmp_path: Any) -> None:
     run = Small(kind="regression", rounds=50).fit(fl.FedSGD(lr=1e20), executor="vectorised")
     run.save(tmp_path / "c")

@@ -16,6 +16,7 @@ from fedlamb.settings import load_experiment
 from fedlamb.tasks import datasets as sets
 from fedlamb.tasks import decoded as decoding
 from fedlamb.tasks.decoder import Decoder, DecodingError
+from fedlamb.tasks.sources import Source
 from formats import NAMES, encoded, idx, pictures, write_idx, write_image_folder, write_parquet
 
 LABELS = [0, 1, 2, 0, 1, 2, 0]
@@ -514,6 +515,17 @@ def test_a_root_that_does_not_exist_is_told(tmp_path: Path) -> None:
         fl.SettingError, match=r"data.root = .*nowhere.*must be a folder that exists"
     ):
         fl.load_dataset("mnist", root=tmp_path / "nowhere")
+
+
+def test_a_root_that_is_the_data_set_itself_is_told_before_the_hub_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Source, "check", lambda source: pytest.fail("asked"))
+    write_idx(tmp_path / "data/mnist", pictures(20), pictures(10))
+    above = re.escape(str(tmp_path / "data"))
+    with pytest.raises(fl.SettingError, match=rf"must hold folders of them; perhaps {above}$"):
+        fl.load_dataset("mnist", root=tmp_path / "data/mnist")
+    assert len(fl.load_dataset("mnist", root=tmp_path / "data").train[0]) == 20
 
 
 def test_a_folder_of_several_data_sets_is_none(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def test_a_round_that_fails_leaves_the_run_as_it_was_and_names_the_client():
 
 def test_a_run_that_diverges_ends():
     run = Small(kind="regression", rounds=50).fit(fl.FedSGD(lr=1e20))
-    rounds = list(run)
+    with pytest.warns(RuntimeWarning, match=r"no longer finite after round \d+ of 50; a lower"):
+        rounds = list(run)
     assert run.diverged
     assert len(rounds) < 50
     assert not np.isfinite(rounds[-1].metrics["test_loss"])

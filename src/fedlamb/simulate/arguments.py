@@ -1,12 +1,17 @@
 """What `fit` is given, checked: each error names the setting, the value, and what is right."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import SettingError
+from ..plan import Plan
+from ..randomness import own_random_state
 from ..tasks.partition import Rows
 from ..tasks.task import Task
 
@@ -25,6 +30,27 @@ def check_algorithm(algorithm: Any) -> None:
     if missing:
         right = f"lacks {', '.join(missing)}; an algorithm has {', '.join(_FUNCTIONS)}"
         raise SettingError("algorithm", type(algorithm).__name__, right)
+
+
+def check_smallest_batch(task: Task, plan: Plan) -> None:
+    """Whether batch norm can take a batch of one, where some client has one."""
+    if not any(isinstance(module, _BatchNorm) for module in task.model.modules()):
+        return
+    counts = plan.counts()
+    alone = [int(count) for count in np.unique(counts) if 1 in plan.sizes(int(count))]
+    if not alone:
+        return
+    with torch.no_grad(), own_random_state(task.device):
+        model = copy.deepcopy(task.model).train()
+        try:
+            task.outputs(model, task.train[0][:1].clone())
+        except ValueError as error:
+            client = int((counts == alone[0]).argmax())
+            right = (
+                f"leaves a batch of one of the {alone[0]} rows of client {client}, which batch "
+                "norm cannot take; use another size, or a model with group norm"
+            )
+            raise SettingError("batch_size", plan.batch_size, right) from error
 
 
 def client_rows(clients: Sequence[Any], task: Task) -> Rows:

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from ..tasks.task import Task
 from ..trees import Tree
 from ..wire import downlink_bytes, kept_versions, nbytes, uplink_bytes
 from . import saved
-from .arguments import check_algorithm, client_rows
+from .arguments import check_algorithm, check_smallest_batch, client_rows
 from .client_store import ClientStore
 from .compiled_loop.outputs import CompiledOutputs
 from .crew import Crew
@@ -118,6 +119,7 @@ def fit(
     else:
         rows = client_rows(clients, task)
     plan = Plan(rows, fraction=fraction, batch_size=batch_size, epochs=epochs, seed=seed)
+    check_smallest_batch(task, plan)
     return Run(algorithm, task, plan, weighting, rounds, executor, compile)
 
 
@@ -233,6 +235,9 @@ class Run(Iterator[Round]):
 
     def __next__(self) -> Round:
         """Runs one round. If it fails or is interrupted, the run stays as it was before it."""
+        if self.number < self.rounds and self.diverged:
+            said = f"the model is no longer finite after round {self.number} of {self.rounds}"
+            warnings.warn(f"{said}; a lower rate may help", RuntimeWarning, stacklevel=2)
         if self.number >= self.rounds or self.diverged:
             raise StopIteration
         start = time.perf_counter()

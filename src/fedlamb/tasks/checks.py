@@ -50,6 +50,9 @@ def checked_metrics(metrics: Any, outputs: Tensor, targets: Tensor) -> Mapping[s
 
 def checked_pair(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs and targets on the device of `like`; of its dtype where floating."""
+    if isinstance(pair, torch.utils.data.Dataset | torch.utils.data.DataLoader):
+        right = "must be a pair (inputs, targets) of tensors; a TensorDataset has it as .tensors"
+        raise SettingError(name, type(pair).__name__, right)
     try:
         x, y = (torch.as_tensor(part) for part in pair)
     except (TypeError, ValueError) as error:

@@ -126,6 +126,10 @@ def locate(name: str, root: str | Path | None = None) -> Source:
         repository = name
     else:
         raise unknown_name("data.name", name, [*NAMES, "a folder, or owner/name on the hub"])
+    if root is not None and find_source(Path(root).expanduser()) is not None:
+        above = Path(root).expanduser().absolute().parent
+        right = f"holds a data set itself, and must hold folders of them; perhaps {above}"
+        raise SettingError("data.root", str(root), right)
     source = hub_source(repository)
     if cache_file(source, label(name), decoded_folder()).exists():
         return source

@@ -26,6 +26,8 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, seed: int = 0) -> nn.S
 
     The start is drawn under `seed`, whatever the global generator holds.
     """
+    if isinstance(hidden, int):
+        raise SettingError("hidden", hidden, f"must be a list of widths, such as [{hidden}]")
     sizes = [inputs, *hidden, outputs]
     with own_random_state(torch.device("cpu"), seed):
         layers: list[nn.Module] = [nn.Flatten()]
