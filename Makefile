@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: demo test check bench format clean
 
 demo: $(READY)
-	$(BIN)/fedlamb compare
+	OMP_NUM_THREADS=1 $(BIN)/fedlamb compare
 
 # One thread in each process: two would wait for each other where more than that is at work.
 test: $(DEV)
