@@ -56,6 +56,7 @@ def test_a_trial_that_diverges_does_not_harm_the_others() -> None:
     assert rounds[-1][1].metrics == pytest.approx(alone[-1].metrics, rel=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:the model is no longer finite")
 @pytest.mark.parametrize("rates", [[0.001, 1.0], [0.001, 1.0, 0.002, 1.5], [1.0, 1.2, 0.001]])
 def test_trials_that_diverge_later_and_together_do_not_harm_the_others(rates: list[float]) -> None:
     draw = torch.Generator().manual_seed(0)
