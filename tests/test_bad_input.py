@@ -73,7 +73,7 @@ def with_batch_norm(rows):
 PROBLEMS = {
     "batch norm on one example": (
         lambda: with_batch_norm(rows=5),
-        "batch_size = 4: leaves a batch of one of the 5 rows of client 1, which batch norm cannot",
+        "batch_size = 4: leaves a batch of one of a client's 5 rows, which batch norm cannot take",
     ),
     "one width": (lambda: fl.mlp(4, 5, 3), "hidden = 5: must be a list of widths, such as [5]"),
     "a torch Dataset": (
