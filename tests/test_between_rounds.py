@@ -372,8 +372,8 @@ def test_data_are_laid_out_once_and_in_one_piece() -> None:
         (ready.batches, vectorised.padded_batches(work)[0]),
         (ready.data, vectorised.padded_data(work)),
     ):
-        assert found.keys() == right.keys()
-        assert all(torch.equal(found[name], right[name]) for name in right)
+        assert found.keys() == right.keys() - {"key"}  # which only random layers take
+        assert all(torch.equal(found[name], right[name]) for name in found)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])

@@ -1,6 +1,6 @@
 """Programs traced once for each shape of their inputs and compiled by `torch.compile`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,8 +46,27 @@ def _compile(
 
     # Traced first: the result is a plain list of operations, without vmap and without trees.
     with JoinedPools():
-        traced = make_fx(flat)(*tensors)
+        traced = make_fx(flat, decomposition_table=_IN_STAGES)(*tensors)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     traced = with_stacked_products(traced)
     return torch.compile(traced, dynamic=False), of[0]
+
+
+def _norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """A norm over several axes, first over the last of them: these sums are taken by the loop that
+    makes the numbers, while cutting the whole into parts of equal size would need another."""
+    axes = sorted(a % x.dim() for a in (range(x.dim()) if dim is None else dim))
+    if ord != 2 or len(axes) < 2 or keepdim or dtype is not None or not x.is_floating_point():
+        return NotImplemented
+    return (x * x).sum(axes[-1]).sum(axes[:-1]).sqrt()
+
+
+_IN_STAGES = {torch.ops.aten.linalg_vector_norm.default: _norm}

@@ -28,6 +28,11 @@ class Functional:
         if task.buffers:
             model.register_forward_hook(partial(_note_buffers, self._after))
 
+    @property
+    def keyed(self) -> bool:
+        """Whether random layers take a batch's key."""
+        return bool(self._keyed)
+
     def reading(self, inputs: Tensor, targets: Tensor) -> Self:
         """The same for other data of the same kind."""
         other = copy.copy(self)

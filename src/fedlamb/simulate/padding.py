@@ -19,6 +19,11 @@ class Schedule(NamedTuple):
     active: tuple[int, ...]
     resting: tuple[bool, ...]
 
+    @property
+    def even(self) -> bool:
+        """Whether all clients take the same steps."""
+        return len({*self.active}) <= 1 and not any(self.resting)
+
 
 def padded_batches(work: Sequence[Sequence[Assignment]]) -> tuple[Named, Schedule]:
     """The batches of all clients as (trials, clients, rows of all steps), and their schedule."""

@@ -1,8 +1,9 @@
 """A round of many clients of many trials as one pure function of tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from ..local_round import Gradients, Outcome, Underway, begin, end, step
 from ..tasks.images import Batch
 from ..trees import Tree
 from .compiled import Compiled
+from .lanes import Lanes
 from .padding import Named, Schedule
 from .work import Upload
 
@@ -38,7 +40,11 @@ class Form(NamedTuple):
 
 
 def stacked_round(
-    gradients: Gradients, form: Form, compiled: Compiled | None, inputs: dict[str, Any]
+    gradients: Gradients,
+    form: Form,
+    compiled: Compiled | None,
+    lanes: Lanes,
+    inputs: dict[str, Any],
 ) -> tuple[Any, Upload, Tree]:
     """Pure tensors in and out, with axes (trials, clients, ...): the clients' states, the mean of
     what they upload, and the largest of their counters."""
@@ -69,27 +75,34 @@ def stacked_round(
     all_step = partial(each, go_on)
     if compiled is not None:
         all_step = partial(compiled, (form.algorithm, form.flags), all_step)
-    now: Underway = each(start, of_trials, inputs["states"], inputs["data"])
-    finished: list[Underway] = []
-    batches = dict(inputs["batches"])
-    steps, keys = batches.pop("steps"), batches.pop("key")
-    widths = form.schedule.widths
-    split: Callable[..., Any] = torch.split_with_sizes_copy  # torch's types have it return nothing
-    of_steps = {name: split(t, widths, dim=2) for name, t in batches.items()}
-    of_steps["key"] = keys.movedim(2, 0).contiguous()
-    for number, (_, active, resting) in enumerate(zip(*form.schedule, strict=True)):
-        if active < now.loss.shape[1]:  # the others are done
-            finished.insert(0, tree_map(lambda t, a=active: t[:, a:], now))
-            now = tree_map(lambda t, a=active: t[:, :a], now)
-        batch = {name: parts[number][:, :active] for name, parts in of_steps.items()}
-        after = all_step(of_trials, now, batch)
-        if resting:
-            at_work = steps[:, :active] > number
-            after = tree_map(partial(_where, at_work), after, now)
-        now = after
-    if finished:
-        now = tree_map(lambda *parts: torch.cat(parts, dim=1), now, *finished)
-    outcome: Outcome = each(stop, of_trials, now, steps)
+
+    def of_clients(states: Any, data: Named, batches: Named) -> Outcome:
+        """The rounds of some clients, the longest first."""
+        now: Underway = each(start, of_trials, states, data)
+        finished: list[Underway] = []
+        batches = dict(batches)
+        steps, widths = batches.pop("steps"), form.schedule.widths
+        of_steps = {n: _of_steps(t, widths) for n, t in batches.items() if n != "key"}
+        if "key" in batches:
+            of_steps["key"] = [key.clone() for key in batches["key"].unbind(2)]
+        for number, (_, active, resting) in enumerate(zip(*form.schedule, strict=True)):
+            if active < now.loss.shape[1]:  # the others are done
+                finished.insert(0, tree_map(lambda t, a=active: t[:, a:], now))
+                now = tree_map(lambda t, a=active: t[:, :a], now)
+            batch = {name: parts[number][:, :active] for name, parts in of_steps.items()}
+            after = all_step(of_trials, now, batch)
+            if resting:
+                at_work = steps[:, :active] > number
+                after = tree_map(partial(_where, at_work), after, now)
+            now = after
+        if finished:
+            now = tree_map(lambda *parts: torch.cat(parts, dim=1), now, *finished)
+        ended: Outcome = each(stop, of_trials, now, steps)
+        return ended
+
+    of_each_client = inputs["states"], inputs["data"], inputs["batches"]
+    side_by_side = lanes if form.schedule.even else _at_once
+    outcome: Outcome = side_by_side(of_clients, *of_each_client)
 
     def mean(tree: Any) -> Any:
         return tree_map(lambda t: torch.einsum("tc,tc...->t...", inputs["shares"], t), tree)
@@ -100,6 +113,24 @@ def stacked_round(
     largest = {n: b.amax(dim=1) for n, b in outcome.buffers.items() if n not in averaged}
     upload = Upload(outcome.report, change, {"loss": outcome.loss})
     return outcome.client, mean(upload), largest
+
+
+def _of_steps(tensor: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """The parts of (trials, clients, rows of all steps, ...), each in one piece of memory; steps of
+    the same width are laid out together."""
+    found: list[Tensor] = []
+    first = 0
+    for width, same in groupby(widths):
+        count = len([*same])
+        part = tensor[:, :, first : first + count * width]
+        part = part.reshape(*part.shape[:2], count, width, *part.shape[3:])
+        found += part.movedim(2, 0).contiguous().unbind()
+        first += count * width
+    return found
+
+
+def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def _where(at_work: Tensor, after: Tensor, before: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from .client_store import ClientStore
 from .compiled import Compiled
 from .cuda_graph import Replayed
 from .functional import Functional
+from .lanes import Lanes
 from .messages import take_apart
 from .padding import Named, Schedule, padded_batches, padded_data
 from .running_mean import RunningMean
@@ -136,7 +137,7 @@ class Stack:
         self._at_once: int | None = None
         self._ready: tuple[list[list[Assignment]], _LaidOut] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
-        self._compiled = Compiled()
+        self._compiled, self._lanes = Compiled(), Lanes(task.device)
 
     def run(
         self,
@@ -190,7 +191,7 @@ class Stack:
         """These clients in one program."""
         inputs, form = self._inputs(trials, family)
         compiled = self._compiled if compile else None
-        program = partial(stacked_round, self._gradients, form, compiled)
+        program = partial(stacked_round, self._gradients, form, compiled, self._lanes)
         if self._replayed is None:
             outputs = program(tree_map(torch.clone, inputs))  # of its own, as a graph has them
         else:
@@ -219,6 +220,8 @@ class Stack:
             return ready
         like = next(iter(self.task.params.values()))
         batches, schedule = padded_batches(work)
+        if not self._gradients.keyed:
+            del batches["key"]
         each = [[client.weight for client in trial] for trial in work]
         weights = torch.tensor(each, dtype=torch.float64)
         shares = {"shares": weights / weights.sum(dim=1, keepdim=True)}
