@@ -1,17 +1,19 @@
 """Loop and vectorised on a GPU: the same trajectory over 10 rounds, all six methods.
 
-    python tests/gpu/check_executors.py ["smooth ragged Mime" | shared ...]
+    python tests/gpu/check_executors.py [--jobs 8 | kernels "smooth ragged Mime" "mlp sweep" ...]
 
-First the kernels of stacked convolutions alone, against torch's in float64. Then trajectories:
-float64 to 1e-9 against the CPU's loop, ragged clients included; float32 to rounding, for models
+First the kernels of stacked models alone, against torch's in float64. Then trajectories: float64 to
+1e-9 against the CPU's loop, ragged clients included; float32 to rounding, for models
 without max-pooling: there, rounding at times decides which pixel is the largest, and such a flip
 moves a trajectory by far more than rounding, on a CPU as well. The loop and the vectorised
 executor both replay CUDA graphs here.
 """
 
 import copy
+import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -153,7 +155,7 @@ def check_products():
     assert worst < 5e-6, worst
 
 
-def check_compiled(model):
+def check_compiled(name, model):
     """Compiled steps of stacked models against those as they are: losses and parameters after four
     rounds, so few that no pool's largest pixel is another by rounding."""
     clients = fl.iid(240, 8)
@@ -168,7 +170,7 @@ def check_compiled(model):
             worst = max(worst, abs(one.metrics["train_loss"] - two.metrics["train_loss"]))
         for key, value in plain.params.items():
             worst = max(worst, gap(compiled.params[key], value.cpu().double()))
-    print(f"CNN, compiled, 4 rounds: {worst:.1e}", flush=True)
+    print(f"{name}, compiled, 4 rounds: {worst:.1e}", flush=True)
     assert worst < 2e-3, worst
 
 
@@ -198,64 +200,119 @@ def check_sharing(model, clients):
         print(f"large  shared {type(method).__name__:9} the same bits", flush=True)
 
 
-def main():
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+def check_sweep(name, model, clients):
+    """A grid with two seeds as one program against separate runs of the loop."""
+    for usual in METHODS:
+        method = replace(usual, lr=usual.lr / 3)
+        said = []
+        for dtype, tolerance in BOTH:
+            options = {"clients": clients, "rounds": 10, "batch_size": 16, "fraction": 0.5}
+            task = task_of(model, "cuda", dtype)
+            grid = {"lr": [method.lr, 2 * method.lr]}
+            together = fl.sweep(method, task, grid=grid, seeds=(0, 1), **options)
+            for _ in together:
+                pass
+            worst = 0.0
+            for values, seed, run in together.points:
+                alone = fl.fit(
+                    replace(method, **values), task, seed=seed, executor="loop", **options
+                )
+                list(alone)
+                gaps = [gap(run.params[n], p.double().cpu()) for n, p in alone.params.items()]
+                worst = max(worst, *gaps)
+            said.append(f"{str(dtype)[6:]} {worst:.1e}")
+            assert worst < tolerance, (method, worst)
+        print(f"{name:6} sweep  {type(method).__name__:9} {', '.join(said)}", flush=True)
+
+
+BOTH = ((torch.float64, 1e-9), (torch.float32, 2e-3))
+EQUAL = fl.iid(240, 8)
+RAGGED = fl.dirichlet(torch.arange(240) % 4, 8, 0.5, balanced=False)
+MODELS = {
+    "mlp": (build_model("mlp", (1, 16, 16), 4, hidden=[20]), BOTH),
+    "cnn": (build_model("cnn", (1, 16, 16), 4), BOTH[:1]),
+    "smooth": (smooth(), BOTH),
+    "large": (large(), BOTH),
+}
+
+
+def check_trajectory(name, split, usual):
+    """The loop on a CPU, on the GPU, vectorised, and compiled where that is for the model."""
+    model, kinds = MODELS[name]
+    clients = EQUAL if split == "equal" else RAGGED
+    # At the usual rates the large model's loss explodes, and rounding with it.
+    rates = ("lr", "server_lr") if name == "large" else ()
+    method = replace(usual, **{n: getattr(usual, n) / 30 for n in rates if hasattr(usual, n)})
+    said = []
+    for dtype, tolerance in kinds:
+        leave_rubbish()
+        runs = [
+            start(method, task_of(model, device, dtype), executor, clients)
+            for executor, device in (("loop", "cpu"), ("loop", "cuda"), ("vectorised", "cuda"))
+        ]
+        if name == "large":
+            runs.append(start(method, task_of(model, "cuda", dtype), "loop", clients, compile=True))
+        found = [[r.metrics["train_loss"] for r in run] for run in runs]
+        worst = 0.0
+        for other, losses in zip(runs[1:], found[1:], strict=True):
+            for one, two in zip(found[0], losses, strict=True):
+                worst = max(worst, abs(one - two) / abs(one))
+            gaps = [gap(other.params[n], p.double()) for n, p in runs[0].params.items()]
+            worst = max(worst, *gaps)
+        said.append(f"{str(dtype)[6:]} {worst:.1e}")
+        assert worst < tolerance, (name, split, method, worst)
+    print(f"{name:6} {split:6} {type(method).__name__:9} {', '.join(said)}", flush=True)
+
+
+def check_kernels():
+    """Of stacked models, and steps compiled around them."""
     check_convolutions()
     torch.backends.cudnn.allow_tf32 = False
     check_pool()
     check_products()
-    check_compiled(build_model("cnn", (1, 16, 16), 4))
-    equal = fl.iid(240, 8)
-    ragged = fl.dirichlet(torch.arange(240) % 4, 8, 0.5, balanced=False)
-    worst = 0.0
-    both = ((torch.float64, 1e-9), (torch.float32, 2e-3))
-    models = {
-        "mlp": (build_model("mlp", (1, 16, 16), 4, hidden=[20]), both),
-        "cnn": (build_model("cnn", (1, 16, 16), 4), both[:1]),
-        "smooth": (smooth(), both),
-        "large": (large(), both),
-    }
-    for name, (model, kinds) in models.items():
-        for split, clients in (("equal", equal), ("ragged", ragged)):
-            for usual in METHODS:
-                # At the usual rates the large model's loss explodes, and rounding with it.
-                rates = ("lr", "server_lr") if name == "large" else ()
-                lower = {n: getattr(usual, n) / 30 for n in rates if hasattr(usual, n)}
-                method = replace(usual, **lower)
-                case = f"{name} {split} {type(method).__name__}"
-                if sys.argv[1:] and case not in sys.argv[1:]:
-                    continue
-                said = []
-                for dtype, tolerance in kinds:
-                    leave_rubbish()
-                    runs = [
-                        start(method, task_of(model, device, dtype), executor, clients)
-                        for executor, device in (
-                            ("loop", "cpu"),
-                            ("loop", "cuda"),
-                            ("vectorised", "cuda"),
-                        )
-                    ]
-                    if name == "large":
-                        task = task_of(model, "cuda", dtype)
-                        runs.append(start(method, task, "loop", clients, compile=True))
-                    found = [[r.metrics["train_loss"] for r in run] for run in runs]
-                    largest = 0.0
-                    for other, losses in zip(runs[1:], found[1:], strict=True):
-                        for one, two in zip(found[0], losses, strict=True):
-                            largest = max(largest, abs(one - two) / abs(one))
-                        for key, value in runs[0].params.items():
-                            gap = (value - other.params[key].cpu()).abs().max() / value.abs().max()
-                            largest = max(largest, float(gap))
-                    said.append(f"{str(dtype)[6:]} {largest:.1e}")
-                    if largest > tolerance:
-                        raise SystemExit(f"{name} {split} {method}: {largest:.2e} > {tolerance}")
-                    if dtype == torch.float64:
-                        worst = max(worst, largest)
-                print(f"{name:6} {split:6} {type(method).__name__:9} {', '.join(said)}", flush=True)
-    if not sys.argv[1:] or "shared" in sys.argv[1:]:
-        check_sharing(models["large"][0], equal)
-    print(f"all agree; the largest difference in float64 is {worst:.1e}")
+    check_compiled("cnn", build_model("cnn", (1, 16, 16), 4))
+    check_compiled("mlp", build_model("mlp", (1, 16, 16), 4))
+
+
+CHECKS = {
+    "kernels": check_kernels,
+    **{
+        f"{name} {split} {type(usual).__name__}": partial(check_trajectory, name, split, usual)
+        for name in MODELS
+        for split in ("equal", "ragged")
+        for usual in METHODS
+    },
+    **{f"{n} sweep": partial(check_sweep, n, MODELS[n][0], EQUAL) for n in ("mlp", "smooth")},
+    "large shared": partial(check_sharing, MODELS["large"][0], EQUAL),
+}
+
+
+def in_processes(count):
+    """Each with some of the checks; prints what they print, and says whether all hold."""
+    names = [*CHECKS]
+    some = [
+        subprocess.Popen(
+            [sys.executable, __file__, *names[number::count]],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    said = [process.communicate()[0] for process in some]
+    print("".join(said), end="")
+    return all(process.returncode == 0 for process in some)
+
+
+def main():
+    given = sys.argv[1:]
+    if given[:1] == ["--jobs"]:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+        if not in_processes(int(given[1])):
+            raise SystemExit("some do not hold")
+        print(f"all {len(CHECKS)} hold")
+        return
+    torch.backends.cudnn.allow_tf32 = False
+    for name in given or CHECKS:
+        CHECKS[name]()
 
 
 if __name__ == "__main__":
