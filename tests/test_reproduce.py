@@ -413,6 +413,15 @@ def test_tuned_rates_are_taken_curve_by_curve_and_the_best_known_are_kept(
     assert group.points == [({"lr": 0.5, "weight_decay": 0.1}, 0)]
     with pytest.raises(SettingError, match="reproduce fig2 --panel digits --tune finds them"):
         next_groups(Wanted(taken, (Curve("mime"),), 10, 1, "test", False), results)
+    lent = replace(small, name="lent", rates_from=small.id)
+    (group,) = next_groups(Wanted(lent, (lazy,), 10, 1, "test", False), results)
+    assert group.points == [({"lr": 0.5, "weight_decay": 0.1}, 0)]
+    for asked, method in ((True, "fed-sgd"), (False, "mime")):  # none to be lent: searched
+        (group,) = next_groups(Wanted(lent, (Curve(method),), 10, 1, "test", asked), results)
+        assert (group.stage, len(group.points)) == ("grid", len(Curve(method).grid()["lr"]))
+    results.append(lent, line(0.1, *[0.9] * 10) | {"values": {"lr": 0.1, "weight_decay": 0.1}})
+    (group,) = next_groups(Wanted(lent, (lazy,), 10, 1, "test", False), results)
+    assert group.points == [({"lr": 0.5, "weight_decay": 0.1}, 0)]  # its own, tuned in part alone
 
 
 def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: Path) -> None:

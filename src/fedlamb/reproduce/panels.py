@@ -69,6 +69,8 @@ class Panel:
     curves: tuple[Curve, ...] = tuple(Curve(method) for method in METHODS)
     tuned_as: str | None = None
     """The panel whose chosen rates are taken over; None: tuned by itself."""
+    rates_from: str | None = None
+    """The panel whose rates are taken where this one has not been tuned, and need not be."""
     narrow: bool = False
     """Tuned on part of the grid, over a tenth of the rounds, and at most two points go on."""
 
@@ -125,12 +127,12 @@ def _small(figure: str, iid: bool) -> Iterable[Panel]:
 _STEPS = {"schedule": {"after": [30, 70]}}  # ResNet-18's rates: a tenth from these rounds on
 
 
-def _resnet(name: str, data: str, iid: bool) -> Panel:
+def _resnet(name: str, data: str, iid: bool, rates_from: str | None = None) -> Panel:
     spread = "IID" if iid else "non-IID"
     title = f"{_DATA[data][1]} + ResNet-18, {spread}"
     curves = tuple(Curve(method, _STEPS) for method in METHODS)
     settings = _settings(data, "resnet18", iid)
-    return Panel("fig4", name, title, settings, curves, narrow=True)
+    return Panel("fig4", name, title, settings, curves, narrow=True, rates_from=rates_from)
 
 
 _LAZY = tuple(Curve(m, {"sync_every": z}) for m in ("fed-lamb", "mime-lamb") for z in (1, 3, 5))
@@ -146,7 +148,7 @@ PANELS: tuple[Panel, ...] = (
     *_small("fig3", iid=False),
     _resnet("cifar10-resnet18", "cifar10", iid=False),
     _resnet("cifar10-resnet18-iid", "cifar10", iid=True),
-    _resnet("tiny-resnet18", "tiny", iid=False),
+    _resnet("tiny-resnet18", "tiny", iid=False, rates_from="fig4/cifar10-resnet18"),
     *(
         Panel(
             "fig5",

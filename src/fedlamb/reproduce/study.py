@@ -310,16 +310,19 @@ def short_name(key: str) -> str:
 
 
 def tuned_values(wanted: Wanted, curve: Curve, results: Results) -> dict[str, Any] | None:
-    """The rates that tuning chose for a curve: in these results, or as the package has them."""
-    panel, like = wanted.panel, curve
-    if panel.tuned_as:
-        (panel,) = (p for p in PANELS if p.id == wanted.panel.tuned_as)
-        like = Curve(curve.method)
-    found = chosen_values(panel, like, wanted.select, wanted.seeds, results)
-    if found is None:
-        table = json.loads(files(__package__).joinpath("tuned.json").read_text(encoding="utf-8"))
-        found = table.get(panel.id, {}).get(wanted.select, {}).get(like.label)
-    return None if found is None else {**found, **curve.fixed}
+    """The rates that tuning chose for a curve: in these results, or as the package has them; where
+    there are none, those of the panel that it may take them from."""
+    own, like = wanted.panel, Curve(curve.method)
+    sources = [] if own.tuned_as else [(own, curve)]
+    sources += [(p, like) for p in PANELS if p.id in (own.tuned_as, own.rates_from)]
+    for panel, source in sources:
+        found = chosen_values(panel, source, wanted.select, wanted.seeds, results)
+        if found is None:
+            text = files(__package__).joinpath("tuned.json").read_text(encoding="utf-8")
+            found = json.loads(text).get(panel.id, {}).get(wanted.select, {}).get(source.label)
+        if found is not None:
+            return {**found, **curve.fixed}
+    return None
 
 
 def chosen_values(
