@@ -1,6 +1,6 @@
 """On a machine with a GPU: the same trajectory as on the CPU, and resume to the same bits.
 
-    PYTHONPATH=src python tests/gpu/check_cuda.py
+    PYTHONPATH=src python tests/gpu/check_cuda.py [fed-lamb ...]
 
 Not collected by pytest. Exits with 1 where something does not hold.
 """
@@ -79,7 +79,8 @@ def main() -> None:
     print(sys.version.split()[0], "torch", torch.__version__, torch.cuda.get_device_name())
     torch.use_deterministic_algorithms(mode=True)
     holds = True
-    for name, algorithm in METHODS.items():
+    for name in sys.argv[1:] or METHODS:
+        algorithm = METHODS[name]
         state = torch.cuda.get_rng_state()
         error = difference(algorithm)
         same = [

@@ -1,10 +1,11 @@
 """Programs traced once for each shape of their inputs and compiled by `torch.compile`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -18,39 +19,92 @@ class Compiled:
     """Runs pure functions on trees of tensors; the first call for a shape takes seconds."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, tuple[Callable[..., Any], TreeSpec]] = {}
+        self._known: dict[Any, _Program] = {}
 
     def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function gives; `key` tells apart functions that differ otherwise."""
         leaves, structure = tree_flatten(arguments)
-        # Views that share memory, such as a model sent to all, would be traced as what they are.
-        tensors = [leaf.contiguous() for leaf in leaves]
-        whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
-        if whole not in self._known:
-            with compiling("a local step"), kept_random_state(tensors[0].device):
-                found = self._known[whole] = _compile(function, tensors, structure)
-                found[0](*tensors)
-        program, of = self._known[whole]
-        return tree_unflatten(program(*tensors), of)
+        whole = (key, str(structure), tuple((t.shape, t.dtype) for t in leaves))
+        program = self._known.get(whole)
+        if program is None or not program.takes(leaves):
+            with compiling("a local step"), kept_random_state(leaves[0].device):
+                program = self._known[whole] = _compile(function, leaves, structure)
+                program(leaves)
+        return program(leaves)
+
+
+class _Program(NamedTuple):
+    run: Callable[..., Any]
+    whole: list[bool]
+    """Whether it takes all of an input, or once what is the same along some axes."""
+    kept: list[int | None]
+    """The input that an output is, where the function hands it on as it is."""
+    of: TreeSpec
+
+    def takes(self, leaves: Sequence[Tensor]) -> bool:
+        return all(w or _repeated(t) for w, t in zip(self.whole, leaves, strict=True))
+
+    def __call__(self, leaves: Sequence[Tensor]) -> Any:
+        pairs = zip(self.whole, leaves, strict=True)
+        # Views that share memory, such as a model sent to all, would be compiled as what they are.
+        found = self.run(*[(t if whole else _once(t)).contiguous() for whole, t in pairs])
+        rest = iter(found)
+        return tree_unflatten([next(rest) if k is None else leaves[k] for k in self.kept], self.of)
 
 
 def _compile(
-    function: Callable[..., Any], tensors: list[Tensor], structure: TreeSpec
-) -> tuple[Callable[..., Any], TreeSpec]:
+    function: Callable[..., Any], leaves: Sequence[Tensor], structure: TreeSpec
+) -> _Program:
     of: list[TreeSpec] = []
 
     def flat(*given: Tensor) -> list[Tensor]:
-        leaves, spec = tree_flatten(function(*tree_unflatten(given, structure)))
+        found, spec = tree_flatten(function(*tree_unflatten(given, structure)))
         of.append(spec)
-        return leaves
+        return found
 
     # Traced first: the result is a plain list of operations, without vmap and without trees.
     with JoinedPools():
+        tensors = [leaf.contiguous() for leaf in leaves]
         traced = make_fx(flat, decomposition_table=_IN_STAGES)(*tensors)
+    kept = _handed_on(traced)
+    # Of what stays as it is and is the same for all clients, such as a divisor that all are sent,
+    # one is enough to read.
+    whole = [n not in kept or not _repeated(leaf) for n, leaf in enumerate(leaves)]
+    for node, all_of_it in zip(traced.graph.find_nodes(op="placeholder"), whole, strict=True):
+        if not all_of_it:
+            _repeat(node)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     traced = with_stacked_products(traced)
-    return torch.compile(traced, dynamic=False), of[0]
+    return _Program(torch.compile(traced, dynamic=False), whole, kept, of[0])
+
+
+def _handed_on(traced: GraphModule) -> list[int | None]:
+    """For each output the input that it is, if any; the graph gives only the others from then on."""
+    inputs = {node: n for n, node in enumerate(traced.graph.find_nodes(op="placeholder"))}
+    (output,) = traced.graph.find_nodes(op="output")
+    (found,) = output.args
+    output.args = ([node for node in found if node not in inputs],)
+    return [inputs.get(node) for node in found]
+
+
+def _repeat(node: Node) -> None:
+    """Has the graph take this input once and repeat it."""
+    with node.graph.inserting_after(node):
+        shape = [*node.meta["val"].shape]
+        again = node.graph.call_function(torch.ops.aten.expand.default, (node, shape))
+        again.meta = dict(node.meta)
+    node.replace_all_uses_with(again, delete_user_cb=lambda user: user is not again)
+
+
+def _repeated(tensor: Tensor) -> bool:
+    return any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _once(tensor: Tensor) -> Tensor:
+    for axis, step in enumerate(tensor.stride()):
+        tensor = tensor.narrow(axis, 0, 1) if step == 0 and tensor.shape[axis] > 1 else tensor
+    return tensor
 
 
 def _norm(

@@ -134,4 +134,6 @@ def _at_once(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _where(at_work: Tensor, after: Tensor, before: Tensor) -> Tensor:
+    if after is before:
+        return before
     return torch.where(at_work.reshape(*at_work.shape, *[1] * (after.dim() - 2)), after, before)
