@@ -76,11 +76,13 @@ def _compile(
     traced.graph.eliminate_dead_code()
     traced.recompile()
     traced = with_stacked_products(traced)
-    return _Program(torch.compile(traced, dynamic=False), whole, kept, of[0])
+    # On a GPU, small kernels of several layers that could run side by side become one.
+    options = {"combo_kernels": True} if tensors[0].is_cuda else {}
+    return _Program(torch.compile(traced, dynamic=False, options=options), whole, kept, of[0])
 
 
 def _handed_on(traced: GraphModule) -> list[int | None]:
-    """For each output the input that it is, if any; the graph gives only the others from then on."""
+    """For each output the input that it is, if any; the graph then gives the others alone."""
     inputs = {node: n for n, node in enumerate(traced.graph.find_nodes(op="placeholder"))}
     (output,) = traced.graph.find_nodes(op="output")
     (found,) = output.args

@@ -239,6 +239,8 @@ class Run(Iterator[Round]):
             said = f"the model is no longer finite after round {self.number} of {self.rounds}"
             warnings.warn(f"{said}; a lower rate may help", RuntimeWarning, stacklevel=2)
         if self.number >= self.rounds or self.diverged:
+            if self._looks_ahead:
+                self._executor.plan_ahead(go_on=False)
             raise StopIteration
         start = time.perf_counter()
         now, before = self._ahead, (self.server, self.buffers)
@@ -251,9 +253,14 @@ class Run(Iterator[Round]):
                 after = now.server, now.collected.buffers
                 ahead = self._launch(self.number + 2, after, lambda done, cohort: None)
         traffic = self.traffic(now.sent, now.collected)
+        asked = time.perf_counter()
         (told,) = read([now.found])
         self._ahead = None if told.diverged else ahead
-        seconds = time.perf_counter() - start
+        ended = time.perf_counter()
+        seconds = ended - start
+        idle = ahead is not None and ended - asked < _SOON * seconds
+        if idle and self.number > 2 and self.rounds - self.number > _WORTH_IT:
+            self._executor.plan_ahead()  # the device waits for the host
         return self.close(now.sent, now.collected, now.server, traffic, told, seconds)
 
     def _launch(self, number: int, before: tuple[Any, Tree], on_client: OnClient) -> _Launched:
@@ -336,3 +343,5 @@ def _best(task: Task) -> tuple[str, str]:
 
 
 _SMALL = 5_000_000  # parameters
+_SOON = 0.05  # of a round's time
+_WORTH_IT = 20  # rounds, of a few milliseconds each, for a process that takes some twenty

@@ -28,10 +28,11 @@ from .compiled_loop.sizes import Sizes, parts
 from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
+from .planned import Planned
 from .running_mean import RunningMean
 from .saying import leads, say
 from .sharing import same_but_start, same_programs
-from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
+from .work import Assignment, Collected, OnClient, Upload, average_buffers
 
 
 class Loop:

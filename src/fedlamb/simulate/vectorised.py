@@ -32,11 +32,12 @@ from .functional import Functional
 from .lanes import Lanes
 from .messages import take_apart
 from .padding import Named, Schedule, padded_batches, padded_data
+from .planned import Planned
 from .running_mean import RunningMean
 from .saying import leads, say
 from .stacked.layers import with_stacked_convolutions
 from .stacked_round import Form, stacked_round
-from .work import Assignment, Collected, OnClient, Planned, Upload, average_buffers
+from .work import Assignment, Collected, OnClient, Upload, average_buffers
 
 
 class Trial(NamedTuple):
@@ -99,6 +100,11 @@ class Vectorised:
     def prepare(self, round: int) -> None:
         """Plans the round, and lays its batches out on the device."""
         self.stack.prepare([self._planned.work(round)])
+
+    def plan_ahead(self, go_on: bool = True) -> None:
+        """Has rounds planned beside this process, for a device that would wait for it, or ends
+        that."""
+        self._planned.plan_ahead(go_on)
 
 
 def compiles(round: int) -> bool:

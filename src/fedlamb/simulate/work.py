@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -83,20 +82,6 @@ def assignments(plan: Plan, round: int, augments: bool, weighting: str) -> list[
         weight = float(len(rows)) if weighting == "examples" else 1.0
         found.append(Assignment(client, rows, order, sizes, draws, keys, weight))
     return found
-
-
-class Planned:
-    """The work of each round's cohort; that of the next may be asked for ahead of it."""
-
-    def __init__(self, plan: Plan, augments: bool, weighting: str) -> None:
-        self._assignments = partial(assignments, plan, augments=augments, weighting=weighting)
-        self._last: tuple[int, list[Assignment]] | None = None
-
-    def work(self, round: int) -> list[Assignment]:
-        """The same object every time until another round is asked for."""
-        if self._last is None or self._last[0] != round:
-            self._last = round, self._assignments(round)
-        return self._last[1]
 
 
 def average_buffers(before: Tree, mean_change: Tree, largest: Tree) -> Tree:

@@ -1,0 +1,164 @@
+"""Rounds planned in time: by this process, or by one beside it where a GPU would wait for the host.
+
+That one is a copy of this process that does nothing but plan, and writes each round's work into a
+pipe: as many rounds ahead as fit. A plan depends on (seed, round, client) alone, so it makes no
+difference who draws it. Where it ends, this process plans by itself again.
+"""
+
+import fcntl
+import gc
+import os
+import signal
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..plan import Plan
+from .work import Assignment, assignments
+
+Numbers = NDArray[np.int64]
+
+
+class Planned:
+    """The work of each round's cohort; that of the next may be asked for ahead of it."""
+
+    def __init__(self, plan: Plan, augments: bool, weighting: str) -> None:
+        self._assignments = partial(assignments, plan, augments=augments, weighting=weighting)
+        self._last: tuple[int, list[Assignment]] | None = None
+        self._ahead: Ahead | None = None
+
+    def plan_ahead(self, go_on: bool = True) -> None:
+        """From the next round on, has a process beside this one do the planning; or ends that."""
+        if not go_on:
+            self._ahead = None
+        elif self._ahead is None and sys.platform == "linux":
+            after = self._last[0] + 1 if self._last else 1
+            self._ahead = Ahead(self._assignments, after)
+
+    def work(self, round: int) -> list[Assignment]:
+        """The same object every time until another round is asked for."""
+        if self._last is None or self._last[0] != round:
+            found = self._ahead.work(round) if self._ahead else None
+            if found is None:
+                self._ahead = None
+                found = self._assignments(round)
+            self._last = round, found
+        return self._last[1]
+
+
+class Ahead:
+    """The work of one round after another, from `first` on."""
+
+    def __init__(self, planned: Callable[[int], list[Assignment]], first: int) -> None:
+        self._next = first
+        self._pipe, end = os.pipe()
+        with suppress(OSError):  # more than a usual pipe holds, for a round or two
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
+        with warnings.catch_warnings():
+            # Of threads: the copy needs none of them, and neither torch's products nor the device.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os.close(self._pipe)
+            _plan(planned, first, end)
+        os.close(end)
+        self.close = weakref.finalize(self, _end, self._pipe, pid)
+
+    def work(self, round: int) -> list[Assignment] | None:
+        """The work of this round; None, and for ever, if it was not planned."""
+        found = None
+        if self.close.alive and round == self._next:
+            self._next += 1
+            found = _read(self._pipe)
+        if found is None:
+            self.close()
+            return None
+        return _assignments(found)
+
+
+def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> None:
+    """All that the copy does, until nobody reads what it writes."""
+    gc.disable()  # what is freed here may be the device's
+    for one in (signal.SIGINT, signal.SIGTERM):  # the process that reads decides when to end
+        signal.signal(one, signal.SIG_IGN if one == signal.SIGINT else signal.SIG_DFL)
+    try:
+        while True:
+            _write(pipe, _numbers(planned(round)))
+            round += 1
+    finally:
+        os._exit(0)
+
+
+def _end(pipe: int, pid: int) -> None:
+    os.close(pipe)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _write(pipe: int, numbers: Numbers) -> None:
+    left = np.concatenate([[len(numbers)], numbers]).data.cast("B")
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _read(pipe: int) -> Numbers | None:
+    count = _filled(pipe, np.empty(1, np.int64))
+    return None if count is None else _filled(pipe, np.empty(int(count[0]), np.int64))
+
+
+def _filled(pipe: int, numbers: Numbers) -> Numbers | None:
+    left = numbers.data.cast("B")
+    while left:
+        got = os.readv(pipe, [left])
+        if got == 0:
+            return None
+        left = left[got:]
+    return numbers
+
+
+def _numbers(work: list[Assignment]) -> Numbers:
+    """All of it as one row of whole numbers, kind by kind, since a client's own are few."""
+    draws = [each.draws for each in work if each.draws is not None]
+    columns = [
+        np.array([len(work), len(draws)]),
+        np.array([[e.client, len(e.rows), len(e.order), len(e.sizes)] for e in work]).T,
+        np.array([e.weight for e in work], np.float64).view(np.int64),
+        np.array([size for e in work for size in e.sizes]),
+        *(tensor.numpy() for kind in zip(*map(_tensors, work), strict=True) for tensor in kind),
+        *(tensor.numpy() for tensor in draws),
+    ]
+    return np.concatenate([column.reshape(-1) for column in columns], dtype=np.int64)
+
+
+def _tensors(each: Assignment) -> tuple[Tensor, Tensor, Tensor]:
+    return each.rows, each.order, each.keys
+
+
+def _assignments(numbers: Numbers) -> list[Assignment]:
+    clients, drawn = (int(n) for n in numbers[:2])
+    ids, rows, order, steps = numbers[2 : 2 + 4 * clients].reshape(4, clients).tolist()
+    totals = [clients, sum(steps), sum(rows), sum(order), sum(steps)]
+    ends = list(accumulate(totals, initial=2 + 4 * clients))
+    weights, sizes, *tensors = (numbers[a:b] for a, b in pairwise(ends))
+    counts = (rows, order, steps)
+    split = [torch.split(torch.from_numpy(t), n) for t, n in zip(tensors, counts, strict=True)]
+    if drawn:
+        every = torch.from_numpy(numbers[ends[-1] :].reshape(totals[3], -1))
+        draws: list[Tensor | None] = [*torch.split(every, order)]
+    else:
+        draws = [None] * clients
+    weight = weights.view(np.float64).tolist()
+    all_sizes, first = sizes.tolist(), [*accumulate(steps, initial=0)]
+    return [
+        Assignment(ids[i], own, batches, tuple(all_sizes[a:b]), draws[i], keys, weight[i])
+        for i, (own, batches, keys, (a, b)) in enumerate(zip(*split, pairwise(first), strict=True))
+    ]

@@ -1,0 +1,199 @@
+"""Rounds planned by a process beside this one are the rounds that this one would plan."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import fedlamb as fl
+from fedlamb.plan import Plan
+from fedlamb.simulate.planned import Ahead, Planned
+from fedlamb.simulate.work import Assignment, assignments
+from problems import Small
+from test_executors import METHODS, close
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies processes")
+
+LABELS = torch.arange(120) % 4
+CLIENTS = {
+    "equal": fl.iid(120, 8),
+    "ragged": fl.dirichlet(LABELS, 8, 0.5, balanced=False),
+    "dealt anew": fl.PerRound(lambda n, seed: fl.shards(LABELS, n, 2, seed), 8),
+    "many": fl.iid(60_000, 50),  # more than a pipe holds
+}
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def same(found: list[Assignment], expected: list[Assignment]) -> bool:
+    def plain(each: Assignment) -> Any:
+        draws = None if each.draws is None else each.draws.tolist()
+        tensors = each.rows.tolist(), each.order.tolist(), each.keys.tolist(), draws
+        return each.client, each.sizes, each.weight, tensors
+
+    return [plain(each) for each in found] == [plain(each) for each in expected]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("augments", [False, True])
+@pytest.mark.parametrize("clients", CLIENTS.values(), ids=CLIENTS)
+def test_the_work_is_the_same(clients: Any, augments: bool, weighting: str) -> None:
+    plan = Plan(clients, fraction=0.5, batch_size=7, epochs=2, seed=3)
+    planned = Planned(plan, augments, weighting)
+    for round in range(1, 8):
+        if round == 3:
+            planned.plan_ahead()
+            assert planned._ahead is not None
+        found = planned.work(round)
+        assert same(found, assignments(plan, round, augments, weighting))
+        assert planned.work(round) is found
+    assert planned._ahead.close.alive  # it has planned all of them since
+    planned._ahead.close()
+
+
+def beside(first: int = 1) -> tuple[Ahead, Any]:
+    plan = Plan(CLIENTS["equal"], fraction=0.5, batch_size=7, epochs=1, seed=0)
+    planned = partial(assignments, plan, augments=False, weighting="uniform")
+    return Ahead(planned, first), planned
+
+
+def test_another_round_than_the_next_is_not_planned_and_ends_the_process() -> None:
+    ahead, planned = beside()
+    assert same(ahead.work(1), planned(1))
+    assert ahead.work(5) is None
+    assert not ahead.close.alive
+    assert ahead.work(2) is None
+
+
+def test_a_process_that_is_killed_is_replaced_by_this_one() -> None:
+    plan = Plan(CLIENTS["many"], fraction=0.5, batch_size=128, epochs=1, seed=0)
+    planned = Planned(plan, False, "uniform")
+    planned.plan_ahead()
+    planned.work(1)
+    assert planned._ahead is not None
+    os.kill(child(), signal.SIGKILL)
+    for round in range(2, 6):
+        assert same(planned.work(round), assignments(plan, round, False, "uniform"))
+    assert planned._ahead is None
+
+
+def child() -> int:
+    """The process beside this one."""
+    with open("/proc/thread-self/children") as file:  # noqa: PTH123
+        (pid,) = map(int, file.read().split())
+    return pid
+
+
+def test_an_interrupt_while_reading_loses_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(CLIENTS["many"], fraction=0.5, batch_size=128, epochs=1, seed=0)
+    planned = Planned(plan, False, "uniform")
+    planned.plan_ahead()
+    true, reads = os.readv, iter(range(100))
+
+    def read(pipe: int, buffers: Any) -> int:
+        if next(reads) == 1:  # in the middle of a round
+            raise KeyboardInterrupt
+        return true(pipe, buffers)
+
+    monkeypatch.setattr(os, "readv", read)
+    with pytest.raises(KeyboardInterrupt):
+        planned.work(1)
+    for round in range(1, 4):
+        assert same(planned.work(round), assignments(plan, round, False, "uniform"))
+
+
+def test_a_plan_that_fails_fails_here() -> None:
+    def deal(n: int, seed: int) -> Any:
+        if calls():
+            raise ValueError("no more")
+        return fl.iid(120, n, seed)
+
+    rounds = iter([False, False, True, True])
+
+    def calls() -> bool:
+        return next(rounds)
+
+    plan = Plan(fl.PerRound(deal, 8), fraction=0.5, batch_size=7, epochs=1, seed=0)
+    planned = Planned(plan, False, "uniform")
+    planned.work(1)
+    planned.plan_ahead()
+    planned.work(2)
+    next(rounds)
+    with pytest.raises(ValueError, match="no more"):
+        planned.work(3)
+
+
+def test_it_ends_with_what_it_works_for() -> None:
+    ahead, _ = beside()
+    pid = child()
+    del ahead
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_it_ends_when_the_process_that_reads_is_killed() -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ahead, _ = beside()
+            os.write(writer, str(child()).encode())
+            time.sleep(60)
+            ahead.close()
+        finally:
+            os._exit(1)
+    beside_it = int(os.read(reader, 20))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    end = time.monotonic() + 10
+    while alive(beside_it):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.close(reader), os.close(writer)
+
+
+def alive(pid: int) -> bool:
+    """Whether it is there and no zombie that waits for its new parent."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return file.read().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["fed-lamb", "mime"])
+def test_a_run_whose_device_waits_has_its_rounds_planned_beside_it(name: str) -> None:
+    small = Small(sizes=(6, 6, 6, 6), rounds=40)
+    run, plain = (small.fit(METHODS[name], executor="vectorised", fraction=0.5) for _ in range(2))
+    run._looks_ahead = True  # as on a GPU
+    used = []
+    for done in run:
+        ahead = run._executor._planned._ahead
+        used.append(ahead is not None and ahead.close.alive)
+        assert done.metrics == next(plain).metrics
+    assert not any(used[:2])
+    assert any(used[3:])
+    assert run._executor._planned._ahead is None  # the run has ended
+    close(run, plain)
+
+
+def test_a_run_that_goes_back_plans_by_itself(tmp_path: Any) -> None:
+    small = Small(sizes=(6, 6, 6, 6), rounds=40)
+    run = small.fit(METHODS["fed-lamb"], executor="vectorised")
+    run._looks_ahead = True
+    next(run)
+    run.save(tmp_path / "c")
+    first = [r.metrics for r in run]
+    run.restore(tmp_path / "c")
+    assert [r.metrics for r in run] == first
