@@ -3,6 +3,7 @@
 Graphs are played by a stand-in that, like a graph, works in the same memory every time.
 """
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 import fedlamb as fl
@@ -21,10 +22,30 @@ from fedlamb.algorithm import AnyAlgorithm
 from fedlamb.simulate import cuda_graph, vectorised
 from fedlamb.simulate.client_store import ClientStore
 from fedlamb.simulate.findings import Findings, read
+from fedlamb.simulate.lanes import Lanes
 from problems import Small
 from test_executors import METHODS, close, every_method
 
 SMALL = Small(sizes=(6, 6, 6, 6), rounds=5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_compiled_step_reads_once_what_all_clients_share() -> None:
+    # Fed-LAMB divides by what all were sent. Of unequal clients, some rest while others go on.
+    for sizes in ((6, 6, 6, 6), (9, 9, 4, 4)):
+        small = replace(SMALL, sizes=sizes)
+        options: Any = {"executor": "vectorised", "clients": small.clients()}
+        plain, compiled = (
+            small.fit(METHODS["fed-lamb"], compile=c, **options) for c in (False, True)
+        )
+        close(plain, compiled)
+        known = [*compiled._executor.stack._compiled._known.values()]
+        shared = len(compiled.params)
+        assert all(program.whole.count(False) == shared for program in known)
+        assert all(sum(k is not None for k in program.kept) == shared for program in known)
+        steps = 2 if sizes == (6, 6, 6, 6) else 3
+        assert len(known) <= steps  # none compiled twice
 
 
 @dataclass
@@ -106,6 +127,50 @@ def test_a_compiled_run_goes_on_to_the_same_bits(start: Start, name: str, tmp_pa
     list(later)
     assert all(torch.equal(value, later.params[key]) for key, value in whole.params.items())
     assert any(not torch.equal(value, plain.params[key]) for key, value in whole.params.items())
+
+
+class Stream:
+    """A stream that does all at once, and notes who waited for whom."""
+
+    waits: list[tuple[Any, Any]]
+
+    def __init__(self, *_: Any) -> None:
+        Stream.waits = []
+
+    def wait_stream(self, other: Any) -> None:
+        Stream.waits.append((self, other))
+
+
+@pytest.mark.parametrize(
+    ("trials", "clients", "parts"), [(1, 25, 5), (1, 8, 4), (1, 7, 1), (3, 25, 1)]
+)
+def test_parts_of_a_cohort_side_by_side_are_the_whole(
+    monkeypatch: pytest.MonkeyPatch, trials: int, clients: int, parts: int
+) -> None:
+    here = Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    data = torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1)
+    with torch.random.fork_rng():
+        lanes = Lanes(fl.Task(nn.Conv2d(1, 1, 1), data, data))
+    assert lanes._most == 1  # on a CPU
+    lanes._most, seen = 5, []
+
+    def double(tree: Any, other: Tensor) -> Any:
+        seen.append(other.shape[1])
+        return {"x": 2 * tree["x"], "y": other + 1}
+
+    x = torch.arange(trials * clients * 3.0).reshape(trials, clients, 3)
+    for _ in range(2):
+        found = lanes(double, {"x": x}, x[..., 0])
+        assert torch.equal(found["x"], 2 * x)
+        assert torch.equal(found["y"], x[..., 0] + 1)
+    assert seen == [clients // parts] * parts * 2
+    own = lanes._streams
+    assert len(own) == (parts if parts > 1 else 0)  # the same again
+    once = [(stream, here) for stream in own] + [(here, stream) for stream in own]
+    assert Stream.waits[-len(once) :] == once if own else Stream.waits == []
 
 
 def test_rounds_that_do_not_repeat_are_not_compiled(capsys: pytest.CaptureFixture[str]) -> None:

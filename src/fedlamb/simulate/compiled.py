@@ -77,7 +77,7 @@ def _compile(
     traced.recompile()
     traced = with_stacked_products(traced)
     # On a GPU, small kernels of several layers that could run side by side become one.
-    options = {"combo_kernels": True} if tensors[0].is_cuda else {}
+    options: dict[str, Any] = {"combo_kernels": True} if tensors[0].is_cuda else {}
     return _Program(torch.compile(traced, dynamic=False, options=options), whole, kept, of[0])
 
 

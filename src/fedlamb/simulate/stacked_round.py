@@ -101,7 +101,7 @@ def stacked_round(
         return ended
 
     of_each_client = inputs["states"], inputs["data"], inputs["batches"]
-    side_by_side = lanes if form.schedule.even else _at_once
+    side_by_side = lanes if compiled is not None and form.schedule.even else _at_once
     outcome: Outcome = side_by_side(of_clients, *of_each_client)
 
     def mean(tree: Any) -> Any:

@@ -145,7 +145,7 @@ class Stack:
         self._at_once: int | None = None
         self._ready: tuple[list[list[Assignment]], _LaidOut] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
-        self._compiled, self._lanes = Compiled(), Lanes(task.device)
+        self._compiled, self._lanes = Compiled(), Lanes(task)
 
     def run(
         self,
