@@ -213,6 +213,32 @@ def test_what_a_caller_holds_stays_as_it_was(start: Start, fraction: float) -> N
             assert torch.equal(torch.as_tensor(one), torch.as_tensor(two))
 
 
+def test_what_is_measured_is_what_evaluate_finds(start: Start) -> None:
+    (x, y), aside = SMALL.data(), replace(SMALL, seed=5).data()
+    task = fl.Task(SMALL.module(), (x, y), (x, y), validation=aside)
+    run = start(METHODS["fed-lamb"], task=task, clients=SMALL.clients(), rounds=5)
+    for done in run:
+        expected = task.evaluate(run.params, run.buffers)
+        assert len(expected) == 4
+        assert {name: done.metrics[name] for name in expected} == expected
+    replayed = run._executor.stack._replayed
+    assert replayed is None or any(key[0] == "measure" for key in replayed._graphs)
+
+
+def test_a_metric_of_ones_own_sees_every_round(start: Start) -> None:
+    calls: list[int] = []
+
+    def noting(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(len(targets))
+        return outputs.sum()
+
+    x, y = SMALL.data()
+    task = fl.Task(SMALL.module(), (x, y), (x, y), metrics={"sum": noting})
+    calls.clear()
+    assert len(list(start(METHODS["mime"], task=task, clients=SMALL.clients(), rounds=5))) == 5
+    assert calls == [len(y)] * 5
+
+
 def test_a_cohort_that_comes_again_is_not_stacked_again() -> None:
     run = SMALL.fit(METHODS["fed-lamb"], executor="vectorised")
     next(run), next(run)

@@ -273,7 +273,10 @@ class Run(Iterator[Round]):
         if number == 1:
             self._check_server("server_update", updated)
         after = updated.params, collected.buffers
-        measured = self.task.measure(*after, self.crew, self._outputs_of)
+        if self.executor == "vectorised" and self.crew.size == 1:
+            measured = self._executor.measure(*after)
+        else:
+            measured = self.task.measure(*after, self.crew, self._outputs_of)
         found = Findings.of(collected.loss, updated.params, measured)
         if number < self.rounds:
             with suppress(Exception):  # as above

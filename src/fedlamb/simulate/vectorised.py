@@ -101,6 +101,10 @@ class Vectorised:
         """Plans the round, and lays its batches out on the device."""
         self.stack.prepare([self._planned.work(round)])
 
+    def measure(self, params: Tree, buffers: Tree) -> dict[str, Tensor]:
+        """What the task measures of the model."""
+        return self.stack.measure_one(params, buffers)
+
     def plan_ahead(self, go_on: bool = True) -> None:
         """Has rounds planned beside this process, for a device that would wait for it, or ends
         that."""
@@ -216,6 +220,18 @@ class Stack:
     def measure(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, Tensor]]:
         """What the task measures of these (params, buffers), all at once."""
         return self.task.measure_many(states, self._gradients.model)
+
+    def measure_one(self, params: Tree, buffers: Tree) -> dict[str, Tensor]:
+        """The same of one."""
+        if self._replayed is None or not self.task.measures_alike:
+            return self.task.measure(params, buffers)
+
+        def measured(state: tuple[Tree, Tree]) -> dict[str, Tensor]:
+            return self.task.measured(*state)
+
+        with torch.no_grad(), own_random_state(self.task.device):
+            found: dict[str, Tensor] = self._replayed("measure", measured, (params, buffers))
+            return found
 
     def prepare(self, work: Sequence[list[Assignment]]) -> None:
         """Lays out this work, or as much as is done at once, on the device ahead of its round."""

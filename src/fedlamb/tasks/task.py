@@ -79,6 +79,8 @@ class Task:
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
         )
+        self.measures_alike = loss is None and metrics is None
+        """Whether what is measured is the same every time; functions of one's own may be others."""
         outputs = outputs_of_two(self, labels=classifies and loss is None)
         if metrics is None:
             scored = classifies and outputs.dim() > 1 and outputs.shape[1] > 1
@@ -107,6 +109,17 @@ class Task:
         outputs_of: Callable[[Tree, Tensor], Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """What `evaluate` gives, without waiting for the device."""
+        with own_random_state(self.device):
+            return self.measured(params, buffers, crew, outputs_of)
+
+    def measured(
+        self,
+        params: Tree,
+        buffers: Tree,
+        crew: "Crew | None" = None,
+        outputs_of: Callable[[Tree, Tensor], Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """The same under the random state that there is."""
         # Copies, in case the model writes on its inputs or buffers.
         state = {**params, **{name: b.clone() for name, b in buffers.items()}}
         outputs_of = outputs_of or self.outputs_of
@@ -136,7 +149,8 @@ class Task:
 
             return vmap(one, randomness="same")(stacked)
 
-        found = {name: value.unbind() for name, value in self._means(measured).items()}
+        with own_random_state(self.device):
+            found = {name: value.unbind() for name, value in self._means(measured).items()}
         return [{name: v[i] for name, v in found.items()} for i in range(len(states))]
 
     def _scores(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -157,7 +171,7 @@ class Task:
         self.model.eval()
         found: dict[str, Tensor] = {}
         sets = {"test": self.test, "validation": self.validation}
-        with torch.no_grad(), own_random_state(self.device):
+        with torch.no_grad():
             for set_name, data in sets.items():
                 if data is None:
                     continue
