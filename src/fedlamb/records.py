@@ -202,10 +202,12 @@ def summary_of(method: str, status: Status, target: float, lines: list[dict[str,
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for the record."""
-    packages = ("fedlamb", "torch", "numpy", "safetensors", "pydantic")
+    from . import __version__  # of these sources, installed or not
+
+    others = {name: version(name) for name in ("torch", "numpy", "safetensors", "pydantic")}
     return {
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
+        "packages": {"fedlamb": __version__, **others},
         "system": platform.system(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
