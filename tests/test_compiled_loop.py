@@ -62,6 +62,32 @@ def test_of_many_sizes_of_batches_only_some_are_compiled() -> None:
     assert set(sizes) == {3, 4, 5, 6}
 
 
+def test_what_worked_with_this_compiler_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    fails, known = [RuntimeError("no")], list[Any]()
+
+    def compile(graph: Any, examples: Any) -> Any:
+        known.append(torch._inductor.config.cpp.vec_isa_ok)
+        if fails:
+            raise fails.pop()
+        return graph
+
+    monkeypatch.setattr(torch._inductor, "compile", compile)
+
+    def doubled() -> Any:
+        return program.compiled(lambda x: [2 * x], [torch.ones(3)], "a product")
+
+    with pytest.raises(fl.SettingError, match="does not work here"):
+        doubled()
+    for _ in range(2):
+        (found,) = doubled()(torch.ones(3))
+        assert found.tolist() == [2, 2, 2]
+    assert known == [None, None, True]  # as torch has it until it worked
+    assert torch._inductor.config.cpp.vec_isa_ok is None
+
+
 def test_the_most_frequent_sizes_are_compiled_whichever_come_first() -> None:
     def sizes(*counts: int, batch_size: int = 8) -> Sizes:
         rows = Rows.of([np.zeros(count, dtype=np.int64) for count in counts])

@@ -25,6 +25,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Precision = Literal["float32", "bf16"]
 
 CHUNK = 1024  # rows at a time wherever all of the data are passed through the model
+_CHUNK_ON_CPU = 512  # of test data: as fast, in half of the memory
 
 
 class Task:
@@ -171,6 +172,7 @@ class Task:
         self.model.eval()
         found: dict[str, Tensor] = {}
         sets = {"test": self.test, "validation": self.validation}
+        most = min(CHUNK, _CHUNK_ON_CPU) if self.device.type == "cpu" else CHUNK
         with torch.no_grad():
             for set_name, data in sets.items():
                 if data is None:
@@ -179,7 +181,7 @@ class Task:
                 own = slice(count * rank // ranks, count * (rank + 1) // ranks)
                 counts = own.stop > own.start  # or else one example stands in, for nothing
                 parts = [part[own] if counts else part[:1] for part in data]
-                chunks = -(-len(parts[1]) // CHUNK)
+                chunks = -(-len(parts[1]) // most)
                 for x, y in zip(*(part.tensor_split(chunks) for part in parts), strict=True):
                     for name, value in measured(x.clone(), y).items():
                         key = f"{set_name}_{name}"

@@ -52,20 +52,29 @@ def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Prog
     try:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-        # By default a pool of processes would start up, for kernels that a CPU has none of. Of
-        # several workers one compiles, and the others find its programs in the cache.
-        threads = {"compile_threads": 1} if on_cpu else {}
-        lock = exclusive(Path(cache_dir()) / "fedlamb.lock", wait=True)
-        with torch._inductor.config.patch(threads), lock:
-            graph = make_fx(same_layout, decomposition_table=POOLS if on_cpu else None)(*apart)
-            program: Program = torch._inductor.compile(graph, list[Any](apart))
-            program(*apart)
+        # Of several workers one compiles, and the others find its programs in the cache.
+        cache = Path(cache_dir())
+        tried = cache / f"fedlamb-{torch.__version__}"
+        with exclusive(cache / "fedlamb.lock", wait=True):
+            options = _on_a_cpu(tried.exists()) if on_cpu else {}
+            with torch._inductor.config.patch(options):
+                graph = make_fx(same_layout, decomposition_table=POOLS if on_cpu else None)(*apart)
+                program: Program = torch._inductor.compile(graph, list[Any](apart))
+                program(*apart)
+            tried.touch()
     except Exception as error:
         more = ", or install g++" if on_cpu else ""
         raise SettingError(
             "compile", True, f"does not work here; leave it off{more} ({error})"
         ) from error
     return program
+
+
+def _on_a_cpu(tried: bool) -> dict[str, Any]:
+    """By default a pool of processes would start up, for kernels that a CPU has none of, and each
+    process would try in another one whether wide registers work with this compiler, also where
+    that is known."""
+    return {"compile_threads": 1, **({"cpp.vec_isa_ok": True} if tried else {})}
 
 
 def load_compiler() -> None:
