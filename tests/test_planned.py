@@ -134,6 +134,13 @@ def test_a_plan_that_fails_fails_here() -> None:
         planned.work(3)
 
 
+def test_of_two_each_ends_by_itself() -> None:
+    one, planned = beside()
+    two, _ = beside()  # a copy that holds the other's pipe open as well
+    one.close()
+    assert same(two.work(1), planned(1))
+
+
 def test_it_ends_with_what_it_works_for() -> None:
     ahead, _ = beside()
     pid = child()

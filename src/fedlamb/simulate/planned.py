@@ -5,7 +5,6 @@ pipe: as many rounds ahead as fit. A plan depends on (seed, round, client) alone
 difference who draws it. Where it ends, this process plans by itself again.
 """
 
-import fcntl
 import gc
 import os
 import signal
@@ -59,6 +58,8 @@ class Ahead:
     """The work of one round after another, from `first` on."""
 
     def __init__(self, planned: Callable[[int], list[Assignment]], first: int) -> None:
+        import fcntl  # not on every system, as copies of a process are not
+
         self._next = first
         self._pipe, end = os.pipe()
         with suppress(OSError):  # more than a usual pipe holds, for a round or two
@@ -88,8 +89,8 @@ class Ahead:
 def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> None:
     """All that the copy does, until nobody reads what it writes."""
     gc.disable()  # what is freed here may be the device's
-    for one in (signal.SIGINT, signal.SIGTERM):  # the process that reads decides when to end
-        signal.signal(one, signal.SIG_IGN if one == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that reads decides when to end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         while True:
             _write(pipe, _numbers(planned(round)))
@@ -100,7 +101,8 @@ def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> 
 
 def _end(pipe: int, pid: int) -> None:
     os.close(pipe)
-    with suppress(ChildProcessError):
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)  # a later copy may hold the pipe open
         os.waitpid(pid, 0)
 
 
