@@ -79,7 +79,7 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     """Runs of the vectorised executor: plain, with a graph from the second round on, and as on a
     GPU, where the next round is launched before this one is told as well."""
     monkeypatch.setattr(cuda_graph._Graph, "record", staticmethod(StandIn.record))
-    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
 
     def started(method: AnyAlgorithm, **options: Any) -> fl.Run:
         fit = partial(fl.fit, task=options.pop("task")) if "task" in options else SMALL.fit

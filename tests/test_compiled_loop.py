@@ -75,17 +75,32 @@ def test_what_worked_with_this_compiler_is_not_tried_again(
         return graph
 
     monkeypatch.setattr(torch._inductor, "compile", compile)
+    takes = [False, True]
+    monkeypatch.setattr(program, "_takes_all_registers", lambda: takes.pop(0))
 
     def doubled() -> Any:
         return program.compiled(lambda x: [2 * x], [torch.ones(3)], "a product")
 
     with pytest.raises(fl.SettingError, match="does not work here"):
         doubled()
-    for _ in range(2):
+    for _ in range(3):
         (found,) = doubled()(torch.ones(3))
         assert found.tolist() == [2, 2, 2]
-    assert known == [None, None, True]  # as torch has it until it worked
+    assert known == [None, None, None, True]  # as torch has it until all of it worked
     assert torch._inductor.config.cpp.vec_isa_ok is None
+    monkeypatch.setenv("CXX", "another")
+    takes.append(False)
+    doubled()
+    assert known[-1] is None
+
+
+@compiles
+def test_all_registers_that_the_processor_has_are_known_to_work_here() -> None:
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    every = valid_vec_isa_list()
+    assert program._takes_all_registers()
+    assert valid_vec_isa_list() == every
 
 
 def test_the_most_frequent_sizes_are_compiled_whichever_come_first() -> None:

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import fedlamb as fl
+from fedlamb.files import exclusive
 from fedlamb.plan import Plan
 from fedlamb.simulate.planned import Ahead, Planned
 from fedlamb.simulate.work import Assignment, assignments
@@ -54,12 +56,14 @@ def test_the_work_is_the_same(clients: Any, augments: bool, weighting: str) -> N
     for round in range(1, 8):
         if round == 3:
             planned.plan_ahead()
-            assert planned._ahead is not None
         found = planned.work(round)
         assert same(found, assignments(plan, round, augments, weighting))
         assert planned.work(round) is found
-    assert planned._ahead.close.alive  # it has planned all of them since
-    planned._ahead.close()
+    if isinstance(clients, fl.PerRound):  # a function that may need what a copy has not
+        assert planned._ahead is None
+    else:
+        assert planned._ahead is not None
+        assert planned._ahead.close.alive  # it has planned all of them since
 
 
 def beside(first: int = 1) -> tuple[Ahead, Any]:
@@ -113,25 +117,77 @@ def test_an_interrupt_while_reading_loses_no_round(monkeypatch: pytest.MonkeyPat
         assert same(planned.work(round), assignments(plan, round, False, "uniform"))
 
 
-def test_a_plan_that_fails_fails_here() -> None:
-    def deal(n: int, seed: int) -> Any:
-        if calls():
-            raise ValueError("no more")
-        return fl.iid(120, n, seed)
-
-    rounds = iter([False, False, True, True])
-
-    def calls() -> bool:
-        return next(rounds)
-
-    plan = Plan(fl.PerRound(deal, 8), fraction=0.5, batch_size=7, epochs=1, seed=0)
+def test_a_plan_that_fails_fails_here_and_is_not_copied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = Plan(CLIENTS["equal"], fraction=0.5, batch_size=7, epochs=1, seed=0)
     planned = Planned(plan, False, "uniform")
-    planned.work(1)
+    true = planned._assignments
+
+    def fails(round: int) -> Any:
+        if round == 3:
+            raise ValueError("no more")
+        return true(round)
+
+    planned._assignments = fails
     planned.plan_ahead()
-    planned.work(2)
-    next(rounds)
+    planned.work(1), planned.work(2)
     with pytest.raises(ValueError, match="no more"):
         planned.work(3)
+    planned.plan_ahead()
+    assert planned._ahead is None
+    assert same(planned.work(4), true(4))
+
+
+def test_where_there_are_no_more_processes_this_one_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        forks.append(1)
+        raise BlockingIOError(11, "no more")
+
+    forks: list[int] = []
+    monkeypatch.setattr(os, "fork", fork)
+    small = Small(sizes=(6, 6, 6, 6), rounds=40)
+    run, plain = (small.fit(METHODS["fed-lamb"], executor="vectorised") for _ in range(2))
+    run._looks_ahead = True
+    before = len([*Path("/proc/self/fd").iterdir()])
+    close(run, plain)
+    assert len(forks) == 1
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_a_lock_is_let_go_of_while_the_process_is_there(tmp_path: Any) -> None:
+    with exclusive(tmp_path / "lock", wait=False):
+        ahead, planned = beside()
+        assert same(ahead.work(1), planned(1))  # it is at work, and holds nothing else by now
+    with exclusive(tmp_path / "lock", wait=False):
+        assert ahead.close.alive
+
+
+def test_signals_while_it_is_made_reach_this_process_alone() -> None:
+    true = os.fork
+
+    def fork() -> int:
+        os.kill(os.getpid(), signal.SIGINT)  # pending in both
+        return true()
+
+    os.fork = fork
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            beside()
+    finally:
+        os.fork = true
+
+
+def test_another_copy_of_this_process_ends_nothing() -> None:
+    ahead, planned = beside()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ahead.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert [same(ahead.work(round), planned(round)) for round in (1, 2, 3)] == [True] * 3
 
 
 def test_of_two_each_ends_by_itself() -> None:
@@ -190,7 +246,8 @@ def test_a_run_whose_device_waits_has_its_rounds_planned_beside_it(name: str) ->
         used.append(ahead is not None and ahead.close.alive)
         assert done.metrics == next(plain).metrics
     assert not any(used[:2])
-    assert any(used[3:])
+    assert any(used[3:-1])
+    assert not used[-1]  # the last round is planned
     assert run._executor._planned._ahead is None  # the run has ended
     close(run, plain)
 

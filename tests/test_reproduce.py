@@ -413,6 +413,16 @@ def test_tuned_rates_are_taken_curve_by_curve_and_the_best_known_are_kept(
     assert group.points == [({"lr": 0.5, "weight_decay": 0.1}, 0)]
     with pytest.raises(SettingError, match="reproduce fig2 --panel digits --tune finds them"):
         next_groups(Wanted(taken, (Curve("mime"),), 10, 1, "test", False), results)
+    fixed: dict[str, Any] = {"schedule": {"after": [30]}}
+    lender = replace(small, name="lender", curves=(Curve("fed-sgd", fixed),))
+    borrower = replace(lender, name="borrower", rates_from=lender.id)
+    monkeypatch.setattr(study, "PANELS", (small, lender))
+    tuned = [line(lr, 0.0, lr) for lr in Curve("fed-sgd").grid()["lr"]]
+    tuned += [line(lr, *[0.4 + lr] * 10) for lr in (0.1, 0.3, 0.5)]
+    for each in tuned:
+        results.append(lender, each | {"values": {**each["values"], **fixed}})
+    (group,) = next_groups(Wanted(borrower, borrower.curves, 10, 1, "test", False), results)
+    assert group.points == [({"lr": 0.5, **fixed}, 0)]
     lent = replace(small, name="lent", rates_from=small.id)
     (group,) = next_groups(Wanted(lent, (lazy,), 10, 1, "test", False), results)
     assert group.points == [({"lr": 0.5, "weight_decay": 0.1}, 0)]

@@ -312,9 +312,10 @@ def short_name(key: str) -> str:
 def tuned_values(wanted: Wanted, curve: Curve, results: Results) -> dict[str, Any] | None:
     """The rates that tuning chose for a curve: in these results, or as the package has them; where
     there are none, those of the panel that it may take them from."""
-    own, like = wanted.panel, Curve(curve.method)
+    own = wanted.panel
     sources = [] if own.tuned_as else [(own, curve)]
-    sources += [(p, like) for p in PANELS if p.id in (own.tuned_as, own.rates_from)]
+    lenders = [panel for panel in PANELS if panel.id in (own.tuned_as, own.rates_from)]
+    sources += [(p, c) for p in lenders for c in p.curves if c.method == curve.method]
     for panel, source in sources:
         found = chosen_values(panel, source, wanted.select, wanted.seeds, results)
         if found is None:

@@ -53,7 +53,8 @@ class Replayed:
             if not self._has_room():
                 given = [t.clone() for t in tensors]
                 return tree_flatten(program(tree_unflatten(given, structure)))
-            self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(tensors[0].device)  # type: ignore[no-untyped-call]
             graph = _Graph.record(program, tensors, structure, self._stream)
             self._graphs[whole] = graph
         _write(graph.inputs, tensors)

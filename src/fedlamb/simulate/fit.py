@@ -239,8 +239,6 @@ class Run(Iterator[Round]):
             said = f"the model is no longer finite after round {self.number} of {self.rounds}"
             warnings.warn(f"{said}; a lower rate may help", RuntimeWarning, stacklevel=2)
         if self.number >= self.rounds or self.diverged:
-            if self._looks_ahead:
-                self._executor.plan_ahead(go_on=False)
             raise StopIteration
         start = time.perf_counter()
         now, before = self._ahead, (self.server, self.buffers)
@@ -261,7 +259,10 @@ class Run(Iterator[Round]):
         idle = ahead is not None and ended - asked < _SOON * seconds
         if idle and self.number > 2 and self.rounds - self.number > _WORTH_IT:
             self._executor.plan_ahead()  # the device waits for the host
-        return self.close(now.sent, now.collected, now.server, traffic, told, seconds)
+        done = self.close(now.sent, now.collected, now.server, traffic, told, seconds)
+        if self._looks_ahead and (self.number >= self.rounds or told.diverged):
+            self._executor.plan_ahead(go_on=False)
+        return done
 
     def _launch(self, number: int, before: tuple[Any, Tree], on_client: OnClient) -> _Launched:
         """Asks for all work of a round, and plans the next while the device is at it."""

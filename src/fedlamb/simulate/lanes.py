@@ -38,14 +38,17 @@ class Lanes:
         if count == 1:
             return function(*of_clients)
         here = torch.cuda.current_stream(self._device)
-        found = []
-        for number in range(count):
-            stream = self._stream(number)
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                found.append(function(*tree_map(partial(_part, number, count), of_clients)))
-        for stream in self._streams[:count]:
-            here.wait_stream(stream)
+        found, begun = [], []
+        try:
+            for number in range(count):
+                stream = self._stream(number)
+                stream.wait_stream(here)
+                begun.append(stream)
+                with torch.cuda.stream(stream):
+                    found.append(function(*tree_map(partial(_part, number, count), of_clients)))
+        finally:  # or else the recording of a graph that fails could not be ended
+            for stream in begun:
+                here.wait_stream(stream)
         return tree_map(lambda *parts: torch.cat(parts, dim=1), *found)
 
     def _parts(self, of_clients: Tensor) -> int:

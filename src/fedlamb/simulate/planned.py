@@ -2,7 +2,7 @@
 
 That one is a copy of this process that does nothing but plan, and writes each round's work into a
 pipe: as many rounds ahead as fit. A plan depends on (seed, round, client) alone, so it makes no
-difference who draws it. Where it ends, this process plans by itself again.
+difference who draws it. Where it ends, or cannot be made, this process plans by itself.
 """
 
 import gc
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..plan import Plan
+from ..tasks.partition import PerRound
 from .work import Assignment, assignments
 
 Numbers = NDArray[np.int64]
@@ -34,20 +36,26 @@ class Planned:
         self._assignments = partial(assignments, plan, augments=augments, weighting=weighting)
         self._last: tuple[int, list[Assignment]] | None = None
         self._ahead: Ahead | None = None
+        # A function that deals may need what a copy has not: other threads, or a device.
+        self._may_copy = sys.platform == "linux" and not isinstance(plan.clients, PerRound)
 
     def plan_ahead(self, go_on: bool = True) -> None:
         """From the next round on, has a process beside this one do the planning; or ends that."""
         if not go_on:
             self._ahead = None
-        elif self._ahead is None and sys.platform == "linux":
+        elif self._ahead is None and self._may_copy:
             after = self._last[0] + 1 if self._last else 1
-            self._ahead = Ahead(self._assignments, after)
+            try:
+                self._ahead = Ahead(self._assignments, after)
+            except OSError:  # there are no more processes to be had
+                self._may_copy = False
 
     def work(self, round: int) -> list[Assignment]:
         """The same object every time until another round is asked for."""
         if self._last is None or self._last[0] != round:
             found = self._ahead.work(round) if self._ahead else None
             if found is None:
+                self._may_copy = self._may_copy and not (self._ahead and self._ahead.failed)
                 self._ahead = None
                 found = self._assignments(round)
             self._last = round, found
@@ -60,19 +68,23 @@ class Ahead:
     def __init__(self, planned: Callable[[int], list[Assignment]], first: int) -> None:
         import fcntl  # not on every system, as copies of a process are not
 
-        self._next = first
+        self._next, self.failed = first, False
         self._pipe, end = os.pipe()
         with suppress(OSError):  # more than a usual pipe holds, for a round or two
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
-        with warnings.catch_warnings():
-            # Of threads: the copy needs none of them, and neither torch's products nor the device.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
+        # A signal in between would find the copy at what this process is at.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        try:
+            pid = _copied()
+            if pid == 0:
+                _plan(planned, first, end)
+            self.close = weakref.finalize(self, _end, self._pipe, pid, os.getpid())
+        except OSError:
             os.close(self._pipe)
-            _plan(planned, first, end)
-        os.close(end)
-        self.close = weakref.finalize(self, _end, self._pipe, pid)
+            raise
+        finally:
+            os.close(end)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def work(self, round: int) -> list[Assignment] | None:
         """The work of this round; None, and for ever, if it was not planned."""
@@ -80,18 +92,34 @@ class Ahead:
         if self.close.alive and round == self._next:
             self._next += 1
             found = _read(self._pipe)
+            self.failed = found is None
         if found is None:
             self.close()
             return None
         return _assignments(found)
 
 
+_ENDS = {signal.SIGINT, signal.SIGTERM}
+
+
+def _copied() -> int:
+    with warnings.catch_warnings():
+        # Of threads: the copy needs none of them, and neither torch's products nor the device.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> None:
     """All that the copy does, until nobody reads what it writes."""
-    gc.disable()  # what is freed here may be the device's
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that reads decides when to end
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
+        gc.disable()  # what is freed here may be the device's
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that reads decides when to end
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+        for other in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+            if other > 2 and other != pipe:  # locks and pipes of the process that reads
+                with suppress(OSError):
+                    os.close(other)
         while True:
             _write(pipe, _numbers(planned(round)))
             round += 1
@@ -99,11 +127,14 @@ def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> 
         os._exit(0)
 
 
-def _end(pipe: int, pid: int) -> None:
+def _end(pipe: int, pid: int, owner: int) -> None:
     os.close(pipe)
-    with suppress(ProcessLookupError, ChildProcessError):
-        os.kill(pid, signal.SIGKILL)  # a later copy may hold the pipe open
-        os.waitpid(pid, 0)
+    if os.getpid() != owner:  # another copy, whose child it is not
+        return
+    with suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _write(pipe: int, numbers: Numbers) -> None:

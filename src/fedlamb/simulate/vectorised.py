@@ -147,6 +147,7 @@ class Stack:
         model = copy.deepcopy(task.model)
         self._gradients = Functional(task, with_stacked_convolutions(model))
         self._at_once: int | None = None
+        self._measures_alike = task.measures_alike
         self._ready: tuple[list[list[Assignment]], _LaidOut] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
         self._compiled, self._lanes = Compiled(), Lanes(task)
@@ -223,15 +224,19 @@ class Stack:
 
     def measure_one(self, params: Tree, buffers: Tree) -> dict[str, Tensor]:
         """The same of one."""
-        if self._replayed is None or not self.task.measures_alike:
+        if self._replayed is None or not self._measures_alike:
             return self.task.measure(params, buffers)
 
         def measured(state: tuple[Tree, Tree]) -> dict[str, Tensor]:
             return self.task.measured(*state)
 
-        with torch.no_grad(), own_random_state(self.task.device):
-            found: dict[str, Tensor] = self._replayed("measure", measured, (params, buffers))
-            return found
+        try:
+            with torch.no_grad(), own_random_state(self.task.device):
+                found: dict[str, Tensor] = self._replayed("measure", measured, (params, buffers))
+                return found
+        except torch.OutOfMemoryError:  # a graph keeps memory of its own
+            self._measures_alike = False
+            return self.task.measure(params, buffers)
 
     def prepare(self, work: Sequence[list[Assignment]]) -> None:
         """Lays out this work, or as much as is done at once, on the device ahead of its round."""

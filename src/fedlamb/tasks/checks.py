@@ -30,6 +30,28 @@ def trained(model: nn.Module) -> Tree:
     return detached(found)
 
 
+_PLAIN = {
+    "fedlamb.tasks.models",
+    *(
+        f"torch.nn.modules.{name}"
+        for name in (
+            "activation", "batchnorm", "container", "conv", "dropout", "flatten", "instancenorm",
+            "linear", "normalization", "padding", "pooling",
+        )
+    ),
+}  # fmt: skip
+
+
+def of_plain_layers(model: nn.Module) -> bool:
+    """Whether all layers are torch's plain ones, or of this library's models, as they come."""
+    return all(
+        type(layer).__module__ in _PLAIN
+        and not isinstance(layer, nn.MultiheadAttention)
+        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
+        for layer in model.modules()
+    )
+
+
 def checked_metrics(metrics: Any, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
     """The metrics, each tried on some outputs and targets."""
     if not isinstance(metrics, Mapping) or "loss" in metrics:

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from ..errors import SettingError
 from ..randomness import own_random_state
 from ..trees import Tree, detached, under_vmap
-from .checks import checked_metrics, checked_pair, outputs_of_two, trained
+from .checks import checked_metrics, checked_pair, of_plain_layers, outputs_of_two, trained
 from .dropout import with_keyed_dropout
 from .images import Images
 from .linear import with_fast_linear
@@ -80,8 +80,9 @@ class Task:
         self.loss: Loss = loss or (
             nn.functional.cross_entropy if classifies else nn.functional.mse_loss
         )
-        self.measures_alike = loss is None and metrics is None
-        """Whether what is measured is the same every time; functions of one's own may be others."""
+        self.measures_alike = loss is None and metrics is None and of_plain_layers(self._given)
+        """Whether the test pass is the same operations every time; functions and layers of one's
+        own may decide otherwise, or note what they see."""
         outputs = outputs_of_two(self, labels=classifies and loss is None)
         if metrics is None:
             scored = classifies and outputs.dim() > 1 and outputs.shape[1] > 1

@@ -1,5 +1,8 @@
 """A pure function of tensors as one program, by torch's own compiler."""
 
+import hashlib
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,14 +57,15 @@ def _compiled(function: Program, examples: Sequence[Tensor], state: int) -> Prog
 
         # Of several workers one compiles, and the others find its programs in the cache.
         cache = Path(cache_dir())
-        tried = cache / f"fedlamb-{torch.__version__}"
         with exclusive(cache / "fedlamb.lock", wait=True):
+            tried = cache / f"fedlamb-{_compiler()}"
             options = _on_a_cpu(tried.exists()) if on_cpu else {}
             with torch._inductor.config.patch(options):
                 graph = make_fx(same_layout, decomposition_table=POOLS if on_cpu else None)(*apart)
                 program: Program = torch._inductor.compile(graph, list[Any](apart))
                 program(*apart)
-            tried.touch()
+            if on_cpu and not tried.exists() and _takes_all_registers():
+                tried.touch()
     except Exception as error:
         more = ", or install g++" if on_cpu else ""
         raise SettingError(
@@ -75,6 +79,22 @@ def _on_a_cpu(tried: bool) -> dict[str, Any]:
     process would try in another one whether wide registers work with this compiler, also where
     that is known."""
     return {"compile_threads": 1, **({"cpp.vec_isa_ok": True} if tried else {})}
+
+
+def _compiler() -> str:
+    """Which one it is, for the name of a file."""
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    facts = (torch.__version__, found, Path(found).stat().st_mtime_ns if found else 0)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _takes_all_registers() -> bool:
+    """Whether all kinds of wide registers that this processor has passed the test."""
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+        every = valid_vec_isa_list.__wrapped__()
+    return bool(every == valid_vec_isa_list())
 
 
 def load_compiler() -> None:
