@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -167,7 +168,7 @@ def test_signals_while_it_is_made_reach_this_process_alone() -> None:
     true = os.fork
 
     def fork() -> int:
-        os.kill(os.getpid(), signal.SIGINT)  # pending in both
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # pending until it is made
         return true()
 
     os.fork = fork

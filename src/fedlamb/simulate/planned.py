@@ -36,8 +36,10 @@ class Planned:
         self._assignments = partial(assignments, plan, augments=augments, weighting=weighting)
         self._last: tuple[int, list[Assignment]] | None = None
         self._ahead: Ahead | None = None
-        # A function that deals may need what a copy has not: other threads, or a device.
-        self._may_copy = sys.platform == "linux" and not isinstance(plan.clients, PerRound)
+        # A function that deals may need what a copy has not: other threads, or a device. A share of
+        # a plan is for one process of several, which have enough to do.
+        fixed = isinstance(plan, Plan) and not isinstance(plan.clients, PerRound)
+        self._may_copy = sys.platform == "linux" and fixed
 
     def plan_ahead(self, go_on: bool = True) -> None:
         """From the next round on, has a process beside this one do the planning; or ends that."""
@@ -79,8 +81,8 @@ class Ahead:
             if pid == 0:
                 _plan(planned, first, end)
             self.close = weakref.finalize(self, _end, self._pipe, pid, os.getpid())
-        except OSError:
-            os.close(self._pipe)
+        except BaseException:
+            os.close(self._pipe)  # which ends a copy that there may be
             raise
         finally:
             os.close(end)
