@@ -92,8 +92,11 @@ def _takes_all_registers() -> bool:
     """Whether all kinds of wide registers that this processor has passed the test."""
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
+    anew = getattr(valid_vec_isa_list, "__wrapped__", None)  # it remembers what it found
+    if anew is None:
+        return False
     with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
-        every = valid_vec_isa_list.__wrapped__()
+        every = anew()
     return bool(every == valid_vec_isa_list())
 
 
