@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten
 
 import fedlamb as fl
 from fedlamb.local_round import local_round
@@ -17,6 +16,7 @@ from fedlamb.simulate.compiled_loop.around_gradients import AroundGradients
 from fedlamb.simulate.compiled_loop.lists import DECOMPOSITIONS, addcmul_, lerp
 from fedlamb.simulate.compiled_loop.sizes import Sizes
 from fedlamb.simulate.loop import Autograd
+from fedlamb.simulate.nested import tree_flatten
 from fedlamb.tasks.images import Batch
 from fedlamb.tasks.models import build_model
 from fedlamb.trees import Tree

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 import fedlamb as fl
 from fedlamb.algorithm import AnyAlgorithm
@@ -23,6 +22,7 @@ from fedlamb.simulate import cuda_graph, vectorised
 from fedlamb.simulate.client_store import ClientStore
 from fedlamb.simulate.findings import Findings, read
 from fedlamb.simulate.lanes import Lanes
+from fedlamb.simulate.nested import Structure, tree_flatten, tree_map, tree_unflatten
 from problems import Small
 from test_executors import METHODS, close, every_method
 
@@ -54,7 +54,7 @@ class StandIn:
 
     program: Any
     inputs: list[Tensor]
-    structure: TreeSpec
+    structure: Structure
     outputs: list[Tensor]
 
     def replay(self) -> None:
@@ -63,7 +63,7 @@ class StandIn:
             mine.copy_(new)
 
     @staticmethod
-    def record(program: Any, tensors: list[Tensor], structure: TreeSpec, _: Any) -> Any:
+    def record(program: Any, tensors: list[Tensor], structure: Structure, _: Any) -> Any:
         inputs = [t.clone() for t in tensors]
         outputs, of = tree_flatten(program(tree_unflatten(inputs, structure)))
         own = [torch.zeros_like(t) for t in outputs]

@@ -1,4 +1,4 @@
-"""A GPU whose memory is too small: fewer clients at once, the same result in float64; or a clear message.
+"""A GPU with too little memory: fewer clients at once, the same result in float64; or an error.
 
     python tests/gpu/check_memory.py
 

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..wire import pack, unpack
+from .nested import Structure, tree_flatten, tree_unflatten
 
 
 class Stacked(Mapping[int, Any]):
     """States of clients side by side; a state becomes a tree of its own when it is asked for."""
 
-    def __init__(self, clients: Sequence[int], leaves: list[Tensor], structure: TreeSpec) -> None:
+    def __init__(self, clients: Sequence[int], leaves: list[Tensor], structure: Structure) -> None:
         self.clients, self.leaves = [*clients], leaves
         self._places = {client: i for i, client in enumerate(clients)}
         self._structure = structure
@@ -77,7 +77,7 @@ class ClientStore:
         return {**self._older, **self._latest}
 
     @cached_property
-    def structure(self) -> TreeSpec:
+    def structure(self) -> Structure:
         """Of every state."""
         return tree_flatten(self._init())[1]
 

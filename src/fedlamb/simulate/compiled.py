@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..randomness import kept_random_state
+from .nested import Structure, tree_flatten, tree_unflatten
 from .saying import compiling
 from .stacked.pooled import JoinedPools
 from .stacked.products import with_stacked_products
@@ -24,7 +24,7 @@ class Compiled:
     def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function gives; `key` tells apart functions that differ otherwise."""
         leaves, structure = tree_flatten(arguments)
-        whole = (key, str(structure), tuple((t.shape, t.dtype) for t in leaves))
+        whole = (key, structure, tuple((t.shape, t.dtype) for t in leaves))
         program = self._known.get(whole)
         if program is None or not program.takes(leaves):
             with compiling("a local step"), kept_random_state(leaves[0].device):
@@ -39,7 +39,7 @@ class _Program(NamedTuple):
     """Whether it takes all of an input, or once what is the same along some axes."""
     kept: list[int | None]
     """The input that an output is, where the function hands it on as it is."""
-    of: TreeSpec
+    of: Structure
 
     def takes(self, leaves: Sequence[Tensor]) -> bool:
         return all(w or _repeated(t) for w, t in zip(self.whole, leaves, strict=True))
@@ -53,9 +53,9 @@ class _Program(NamedTuple):
 
 
 def _compile(
-    function: Callable[..., Any], leaves: Sequence[Tensor], structure: TreeSpec
+    function: Callable[..., Any], leaves: Sequence[Tensor], structure: Structure
 ) -> _Program:
-    of: list[TreeSpec] = []
+    of: list[Structure] = []
 
     def flat(*given: Tensor) -> list[Tensor]:
         found, spec = tree_flatten(function(*tree_unflatten(given, structure)))

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..trees import Tree
+from .nested import tree_flatten, tree_unflatten
 
 _PATIENCE = timedelta(minutes=30)  # a round may be long; a rank that dies is noticed at once
 _groups: list[dist.ProcessGroup] = []  # the one that messages go through, held here alone

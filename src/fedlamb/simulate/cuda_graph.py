@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ..randomness import kept_random_state
+from .nested import Structure, tree_flatten, tree_unflatten
 
 Program = Callable[[Any], Any]
 _MOST = 8  # programs kept; a federation has two or three
@@ -39,9 +39,9 @@ class Replayed:
         return tree_unflatten(own, structure)
 
     def _outputs(
-        self, key: Any, program: Program, tensors: list[Tensor], structure: TreeSpec
-    ) -> tuple[list[Tensor], TreeSpec]:
-        whole = (key, str(structure), tuple((t.shape, t.dtype) for t in tensors))
+        self, key: Any, program: Program, tensors: list[Tensor], structure: Structure
+    ) -> tuple[list[Tensor], Structure]:
+        whole = (key, structure, tuple((t.shape, t.dtype) for t in tensors))
         self._calls += 1
         self._used[whole] = self._calls
         if whole not in self._graphs:
@@ -92,11 +92,11 @@ class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     outputs: list[Tensor]
-    structure: TreeSpec
+    structure: Structure
 
     @staticmethod
     def record(
-        program: Program, tensors: list[Tensor], structure: TreeSpec, stream: torch.cuda.Stream
+        program: Program, tensors: list[Tensor], structure: Structure, stream: torch.cuda.Stream
     ) -> "_Graph":
         inputs = [t.clone() for t in tensors]
         with kept_random_state(inputs[0].device):

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError, whole_number
@@ -32,6 +31,7 @@ from .crew import Crew
 from .distributed import Distributed, Share
 from .findings import Findings, Told, largest, read
 from .loop import Loop
+from .nested import tree_flatten
 from .vectorised import Vectorised
 from .work import Collected, OnClient
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ..tasks.task import Task
+from .nested import tree_leaves, tree_map
 
 _MOST = 5
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
-from torch.utils._pytree import tree_map as tree_map_all
 
 from ..algorithm import AnyAlgorithm
 from ..algorithms import ALGORITHMS
@@ -28,6 +26,8 @@ from .compiled_loop.sizes import Sizes, parts
 from .compiled_loop.steps import CompiledSteps
 from .cuda_graph import Replayed
 from .messages import take_apart
+from .nested import tree_flatten
+from .nested import tree_map as tree_map_all
 from .planned import Planned
 from .running_mean import RunningMean
 from .saying import leads, say

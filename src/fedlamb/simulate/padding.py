@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .work import Assignment
+from .work import Alike, Assignment
 
 Named = dict[str, Tensor]
 
@@ -27,11 +27,12 @@ class Schedule(NamedTuple):
 
 def padded_batches(work: Sequence[Sequence[Assignment]]) -> tuple[Named, Schedule]:
     """The batches of all clients as (trials, clients, rows of all steps), and their schedule."""
-    everyone = [each for trial in work for each in trial]
     shape = (len(work), len(work[0]))
-    first = everyone[0].sizes
-    if all(each.sizes == first for each in everyone):
-        found = _side_by_side(everyone, shape)
+    alike = _alike(work)
+    everyone = [] if alike else [each for trial in work for each in trial]
+    first = alike[0].sizes if alike else everyone[0].sizes
+    if alike or all(each.sizes == first for each in everyone):
+        found = _stacked(alike) if alike else _side_by_side(everyone, shape)
         steps = len(first)
         found["steps"] = torch.full(shape, steps)
         return found, Schedule(first, (shape[1],) * steps, (False,) * steps)
@@ -49,6 +50,23 @@ def padded_batches(work: Sequence[Sequence[Assignment]]) -> tuple[Named, Schedul
     found["weights"] = torch.stack(shares).reshape(*shape, -1)
     found["steps"] = steps_of
     return found, schedule
+
+
+def _alike(work: Sequence[Sequence[Assignment]]) -> list[Alike]:
+    """All of it, where it lies side by side already; otherwise nothing."""
+    found = [trial for trial in work if isinstance(trial, Alike)]
+    forms = {(trial.sizes, trial.rows.shape) for trial in found}
+    return found if len(found) == len(work) and len(forms) == 1 else []
+
+
+def _stacked(alike: Sequence[Alike]) -> Named:
+    found = {
+        "rows": torch.stack([trial.order for trial in alike]),
+        "key": torch.stack([trial.keys for trial in alike]),
+    }
+    if alike[0].draws is not None:
+        found["draws"] = torch.stack([t.draws for t in alike if t.draws is not None])
+    return found
 
 
 def _side_by_side(everyone: Sequence[Assignment], shape: tuple[int, int]) -> Named:
@@ -85,6 +103,8 @@ def _line(parts: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
 
 def padded_data(work: Sequence[Sequence[Assignment]]) -> Named:
     """All rows of each client as (trials, clients, rows)."""
+    if alike := _alike(work):
+        return {"rows": torch.stack([trial.rows for trial in alike])}
     rows = [each.rows for trial in work for each in trial]
     shape = (len(work), len(work[0]))
     most = max(len(r) for r in rows)

@@ -1,8 +1,8 @@
-"""Rounds planned in time: by this process, or by one beside it where a GPU would wait for the host.
+"""Rounds planned in time: by this process, or by others where a GPU would wait for the host.
 
-That one is a copy of this process that does nothing but plan, and writes each round's work into a
-pipe: as many rounds ahead as fit. A plan depends on (seed, round, client) alone, so it makes no
-difference who draws it. Where it ends, or cannot be made, this process plans by itself.
+Those are copies of this process that do nothing but plan, in turn, and write each round's work into
+a pipe: as many rounds ahead as fit. A plan depends on (seed, round, client) alone, so it makes no
+difference who draws it. Where one ends, or cannot be made, this process plans by itself.
 """
 
 import gc
@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..plan import Plan
 from ..tasks.partition import PerRound
-from .work import Assignment, assignments
+from .work import Alike, Assignment, assignments
 
 Numbers = NDArray[np.int64]
 
@@ -34,43 +34,47 @@ class Planned:
 
     def __init__(self, plan: Plan, augments: bool, weighting: str) -> None:
         self._assignments = partial(assignments, plan, augments=augments, weighting=weighting)
-        self._last: tuple[int, list[Assignment]] | None = None
-        self._ahead: Ahead | None = None
+        self._last: tuple[int, Sequence[Assignment]] | None = None
+        self._ahead: list[Ahead] = []
+        """The one whose turn it is first."""
         # A function that deals may need what a copy has not: other threads, or a device. A share of
         # a plan is for one process of several, which have enough to do.
         fixed = isinstance(plan, Plan) and not isinstance(plan.clients, PerRound)
         self._may_copy = sys.platform == "linux" and fixed
 
     def plan_ahead(self, go_on: bool = True) -> None:
-        """From the next round on, has a process beside this one do the planning; or ends that."""
+        """From the next round on, has processes beside this one do the planning; or ends that."""
         if not go_on:
-            self._ahead = None
-        elif self._ahead is None and self._may_copy:
-            after = self._last[0] + 1 if self._last else 1
+            self._ahead = []
+        elif not self._ahead and self._may_copy:
+            after, count = self._last[0] + 1 if self._last else 1, _copies()
             try:
-                self._ahead = Ahead(self._assignments, after)
+                self._ahead = [Ahead(self._assignments, after + i, count) for i in range(count)]
             except OSError:  # there are no more processes to be had
                 self._may_copy = False
 
-    def work(self, round: int) -> list[Assignment]:
+    def work(self, round: int) -> Sequence[Assignment]:
         """The same object every time until another round is asked for."""
         if self._last is None or self._last[0] != round:
-            found = self._ahead.work(round) if self._ahead else None
-            if found is None:
-                self._may_copy = self._may_copy and not (self._ahead and self._ahead.failed)
-                self._ahead = None
-                found = self._assignments(round)
-            self._last = round, found
+            found: Sequence[Assignment] | None = None
+            if self._ahead:
+                first, *others = self._ahead
+                found = first.work(round)
+                self._may_copy = self._may_copy and not first.failed
+                self._ahead = [*others, first] if found is not None else []
+            self._last = round, self._assignments(round) if found is None else found
         return self._last[1]
 
 
 class Ahead:
-    """The work of one round after another, from `first` on."""
+    """The work of every so many rounds, from `first` on."""
 
-    def __init__(self, planned: Callable[[int], list[Assignment]], first: int) -> None:
+    def __init__(
+        self, planned: Callable[[int], Sequence[Assignment]], first: int, every: int = 1
+    ) -> None:
         import fcntl  # not on every system, as copies of a process are not
 
-        self._next, self.failed = first, False
+        self._next, self._every, self.failed = first, every, False
         self._pipe, end = os.pipe()
         with suppress(OSError):  # more than a usual pipe holds, for a round or two
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
@@ -79,7 +83,7 @@ class Ahead:
         try:
             pid = _copied()
             if pid == 0:
-                _plan(planned, first, end)
+                _plan(planned, first, every, end)
             self.close = weakref.finalize(self, _end, self._pipe, pid, os.getpid())
         except BaseException:
             os.close(self._pipe)  # which ends a copy that there may be
@@ -88,11 +92,11 @@ class Ahead:
             os.close(end)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def work(self, round: int) -> list[Assignment] | None:
+    def work(self, round: int) -> Sequence[Assignment] | None:
         """The work of this round; None, and for ever, if it was not planned."""
         found = None
         if self.close.alive and round == self._next:
-            self._next += 1
+            self._next += self._every
             found = _read(self._pipe)
             self.failed = found is None
         if found is None:
@@ -101,6 +105,7 @@ class Ahead:
         return _assignments(found)
 
 
+_MOST = 3
 _ENDS = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -111,7 +116,14 @@ def _copied() -> int:
         return os.fork()
 
 
-def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> None:
+def _copies() -> int:
+    """How many plan: more than a GPU can be in need of, but on a small machine."""
+    return max(1, min(_MOST, len(os.sched_getaffinity(0)) - 1))
+
+
+def _plan(
+    planned: Callable[[int], Sequence[Assignment]], round: int, every: int, pipe: int
+) -> None:
     """All that the copy does, until nobody reads what it writes."""
     try:
         gc.disable()  # what is freed here may be the device's
@@ -124,7 +136,7 @@ def _plan(planned: Callable[[int], list[Assignment]], round: int, pipe: int) -> 
                     os.close(other)
         while True:
             _write(pipe, _numbers(planned(round)))
-            round += 1
+            round += every
     finally:
         os._exit(0)
 
@@ -160,7 +172,7 @@ def _filled(pipe: int, numbers: Numbers) -> Numbers | None:
     return numbers
 
 
-def _numbers(work: list[Assignment]) -> Numbers:
+def _numbers(work: Sequence[Assignment]) -> Numbers:
     """All of it as one row of whole numbers, kind by kind, since a client's own are few."""
     draws = [each.draws for each in work if each.draws is not None]
     columns = [
@@ -178,22 +190,29 @@ def _tensors(each: Assignment) -> tuple[Tensor, Tensor, Tensor]:
     return each.rows, each.order, each.keys
 
 
-def _assignments(numbers: Numbers) -> list[Assignment]:
+def _assignments(numbers: Numbers) -> Sequence[Assignment]:
     clients, drawn = (int(n) for n in numbers[:2])
     ids, rows, order, steps = numbers[2 : 2 + 4 * clients].reshape(4, clients).tolist()
     totals = [clients, sum(steps), sum(rows), sum(order), sum(steps)]
     ends = list(accumulate(totals, initial=2 + 4 * clients))
-    weights, sizes, *tensors = (numbers[a:b] for a, b in pairwise(ends))
+    weights, sizes, *parts = (numbers[a:b] for a, b in pairwise(ends))
+    weight: list[float] = weights.view(np.float64).tolist()
+    tensors = [torch.from_numpy(part) for part in parts]
+    every = torch.from_numpy(numbers[ends[-1] :].reshape(totals[3], -1)) if drawn else None
     counts = (rows, order, steps)
-    split = [torch.split(torch.from_numpy(t), n) for t, n in zip(tensors, counts, strict=True)]
-    if drawn:
-        every = torch.from_numpy(numbers[ends[-1] :].reshape(totals[3], -1))
-        draws: list[Tensor | None] = [*torch.split(every, order)]
-    else:
-        draws = [None] * clients
-    weight = weights.view(np.float64).tolist()
+    if all(len({*count}) == 1 for count in counts):
+        of_each = sizes.reshape(clients, steps[0])
+        if (of_each == of_each[0]).all():
+            held, taken, keys = (
+                tensor.view(clients, count[0])
+                for tensor, count in zip(tensors, counts, strict=True)
+            )
+            draws = None if every is None else every.view(clients, order[0], -1)
+            return Alike(ids, weight, tuple(of_each[0].tolist()), held, taken, keys, draws)
+    split = [torch.split(tensor, count) for tensor, count in zip(tensors, counts, strict=True)]
+    drawn_by = [None] * clients if every is None else torch.split(every, order)
     all_sizes, first = sizes.tolist(), [*accumulate(steps, initial=0)]
     return [
-        Assignment(ids[i], own, batches, tuple(all_sizes[a:b]), draws[i], keys, weight[i])
+        Assignment(ids[i], own, batches, tuple(all_sizes[a:b]), drawn_by[i], keys, weight[i])
         for i, (own, batches, keys, (a, b)) in enumerate(zip(*split, pairwise(first), strict=True))
     ]

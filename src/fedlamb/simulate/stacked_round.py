@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map, tree_unflatten
 
 from ..algorithm import AnyAlgorithm
 from ..local_round import Gradients, Outcome, Underway, begin, end, step
@@ -17,6 +16,7 @@ from ..tasks.images import Batch
 from ..trees import Tree
 from .compiled import Compiled
 from .lanes import Lanes
+from .nested import tree_map, tree_unflatten
 from .padding import Named, Schedule
 from .work import Upload
 
@@ -36,7 +36,7 @@ class Form(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         """The same for two rounds whose programs are the same."""
-        return self.algorithm, self.flags, str(self.structure), self.schedule
+        return self.algorithm, self.flags, self.structure, self.schedule
 
 
 def stacked_round(

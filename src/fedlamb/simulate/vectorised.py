@@ -9,14 +9,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from ..algorithm import AnyAlgorithm
 from ..errors import SettingError
@@ -31,13 +30,23 @@ from .cuda_graph import Replayed
 from .functional import Functional
 from .lanes import Lanes
 from .messages import take_apart
+from .nested import tree_leaves, tree_map
 from .padding import Named, Schedule, padded_batches, padded_data
 from .planned import Planned
 from .running_mean import RunningMean
 from .saying import leads, say
 from .stacked.layers import with_stacked_convolutions
 from .stacked_round import Form, stacked_round
-from .work import Assignment, Collected, OnClient, Upload, average_buffers
+from .work import (
+    Alike,
+    Assignment,
+    Collected,
+    OnClient,
+    Upload,
+    average_buffers,
+    clients_of,
+    weights_of,
+)
 
 
 class Trial(NamedTuple):
@@ -47,7 +56,11 @@ class Trial(NamedTuple):
     sent: Any
     buffers: Tree
     store: ClientStore
-    work: list[Assignment]
+    work: Sequence[Assignment]
+
+
+Cohorts = Sequence[Sequence[Assignment]]
+"""The work of each trial."""
 
 
 class Family(NamedTuple):
@@ -148,7 +161,8 @@ class Stack:
         self._gradients = Functional(task, with_stacked_convolutions(model))
         self._at_once: int | None = None
         self._measures_alike = task.measures_alike
-        self._ready: tuple[list[list[Assignment]], _LaidOut] | None = None
+        self._ready: tuple[Cohorts, _LaidOut] | None = None
+        self._shares: tuple[list[list[float]], Tensor] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
         self._compiled, self._lanes = Compiled(), Lanes(task)
 
@@ -164,14 +178,14 @@ class Stack:
         algorithms are of this family. `seed` is for random layers that take no key."""
         cohort = len(trials[0].work)
         # The longest first, so that those who are still at work are always in front.
-        queues = [sorted(t.work, key=_longest_first) for t in trials]
+        queues = [_longest_first(t.work) for t in trials]
         sums = [_Sum() for _ in trials]
         done = 0
         with torch.no_grad(), own_random_state(self.task.device, seed):
             while done < cohort:
                 count = min(self._at_once or cohort, cohort - done)
                 part = [
-                    t._replace(work=q[done : done + count])
+                    t._replace(work=_part(q, done, count))
                     for t, q in zip(trials, queues, strict=True)
                 ]
                 try:
@@ -212,10 +226,9 @@ class Stack:
         states, mean, largest = outputs
         found = []
         for i, trial in enumerate(trials):
-            clients = [each.client for each in trial.work]
             of: Callable[[Any], Any] = partial(tree_map, lambda t, i=i: t[i])
-            kept = trial.store.unstacked(clients, tree_flatten(of(states))[0])
-            found.append(_Chunk(kept, of(mean), of(largest), sum(e.weight for e in trial.work)))
+            kept = trial.store.unstacked(clients_of(trial.work), tree_leaves(of(states)))
+            found.append(_Chunk(kept, of(mean), of(largest), sum(weights_of(trial.work))))
         return found
 
     def measure(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, Tensor]]:
@@ -238,12 +251,12 @@ class Stack:
             self._measures_alike = False
             return self.task.measure(params, buffers)
 
-    def prepare(self, work: Sequence[list[Assignment]]) -> None:
+    def prepare(self, work: Cohorts) -> None:
         """Lays out this work, or as much as is done at once, on the device ahead of its round."""
-        queues = [sorted(w, key=_longest_first)[: self._at_once] for w in work]
+        queues = [_part(_longest_first(w), 0, self._at_once or len(w)) for w in work]
         self._ready = queues, self._laid_out(queues)
 
-    def _laid_out(self, work: Sequence[list[Assignment]]) -> "_LaidOut":
+    def _laid_out(self, work: Cohorts) -> "_LaidOut":
         if self._ready is not None and _same_work(self._ready[0], work):
             ready, self._ready = self._ready[1], None
             return ready
@@ -251,10 +264,16 @@ class Stack:
         batches, schedule = padded_batches(work)
         if not self._gradients.keyed:
             del batches["key"]
-        each = [[client.weight for client in trial] for trial in work]
-        weights = torch.tensor(each, dtype=torch.float64)
-        shares = {"shares": weights / weights.sum(dim=1, keepdim=True)}
-        return _LaidOut(schedule, *_moved([batches, padded_data(work), shares], like))
+        batches, data = _moved([batches, padded_data(work)], like)
+        return _LaidOut(schedule, batches, data, self._shares_of(work, like))
+
+    def _shares_of(self, work: Cohorts, like: Tensor) -> Tensor:
+        """Each client's in the mean; the same tensor for as long as it is the same."""
+        each = [weights_of(trial) for trial in work]
+        if self._shares is None or self._shares[0] != each:
+            weights = torch.tensor(each, dtype=torch.float64)
+            self._shares = each, (weights / weights.sum(dim=1, keepdim=True)).to(like)
+        return self._shares[1]
 
     def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], Form]:
         """All that differs between rounds as tensors; all that does not as a form."""
@@ -271,7 +290,7 @@ class Stack:
                 "cannot pad clients of different sizes for a model with buffers such as batch "
                 "norm's; use executor='loop', or a model with group norm",
             )
-        clients = [[w.client for w in t.work] for t in trials]
+        clients = [clients_of(t.work) for t in trials]
         states = [t.store.stacked(c) for t, c in zip(trials, clients, strict=True)]
         structure = trials[0].store.structure
         inputs: dict[str, Any] = {
@@ -287,7 +306,7 @@ class Stack:
             "states": _stacked(states),
             "batches": batches,
             "data": data,
-            **shares,
+            "shares": shares,
         }
         _, together, flags = messages[0]
         return inputs, Form(family.algorithm, together, flags, structure, schedule)
@@ -299,7 +318,7 @@ class _LaidOut(NamedTuple):
     schedule: Schedule
     batches: Named
     data: Named
-    shares: Named
+    shares: Tensor
 
 
 class _Chunk(NamedTuple):
@@ -331,15 +350,19 @@ class _Sum:
         return Collected(mean.report, moved, mean.loss["loss"], self._states)
 
 
-def _longest_first(each: Assignment) -> int:
-    return -len(each.sizes)
+def _longest_first(work: Sequence[Assignment]) -> Sequence[Assignment]:
+    return work if isinstance(work, Alike) else sorted(work, key=lambda each: -len(each.sizes))
 
 
-def _same_work(one: Sequence[list[Assignment]], two: Sequence[list[Assignment]]) -> bool:
+def _part(work: Sequence[Assignment], first: int, count: int) -> Sequence[Assignment]:
+    return work if count >= len(work) else work[first : first + count]
+
+
+def _same_work(one: Cohorts, two: Cohorts) -> bool:
+    """Whether these are the very same objects."""
     if [len(trial) for trial in one] != [len(trial) for trial in two]:
         return False
-    pairs = zip(chain(*one), chain(*two), strict=True)
-    return all(a is b for a, b in pairs)
+    return all(a is b or all(map(is_, a, b)) for a, b in zip(one, two, strict=True))
 
 
 def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -1,8 +1,9 @@
 """What the clients of a round have to do, and what comes back: the same for every executor."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -39,6 +40,54 @@ class Assignment:
         rows = torch.split(self.order, sizes)
         draws = [None] * len(sizes) if self.draws is None else torch.split(self.draws, sizes)
         return [Batch(*each) for each in zip(rows, draws, self.keys.unbind(), strict=True)]
+
+
+class Alike(Sequence[Assignment]):
+    """The work of clients that all have equally many rows and the same steps, kind by kind: a round
+    of small models is over before Python has made an object for each."""
+
+    def __init__(
+        self,
+        clients: list[int],
+        weights: list[float],
+        sizes: tuple[int, ...],
+        rows: Tensor,
+        order: Tensor,
+        keys: Tensor,
+        draws: Tensor | None,
+    ) -> None:
+        """The tensors' first axis is the clients."""
+        self.clients, self.weights, self.sizes = clients, weights, sizes
+        self.rows, self.order, self.keys, self.draws = rows, order, keys, draws
+
+    @cached_property
+    def _each(self) -> list[Assignment]:
+        draws = [None] * len(self) if self.draws is None else self.draws.unbind()
+        parts = self.clients, self.rows, self.order, draws, self.keys, self.weights
+        return [
+            Assignment(client, rows, order, self.sizes, drawn, keys, weight)
+            for client, rows, order, drawn, keys, weight in zip(*parts, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, index: int) -> Assignment: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Assignment]: ...
+    def __getitem__(self, index: int | slice) -> Assignment | list[Assignment]:
+        return self._each[index]
+
+
+def clients_of(work: Sequence[Assignment]) -> list[int]:
+    """Whose work it is."""
+    return work.clients if isinstance(work, Alike) else [each.client for each in work]
+
+
+def weights_of(work: Sequence[Assignment]) -> list[float]:
+    """Each client's, in the mean over the cohort."""
+    return work.weights if isinstance(work, Alike) else [each.weight for each in work]
 
 
 class Upload(NamedTuple):

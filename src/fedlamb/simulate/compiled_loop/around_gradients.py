@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...algorithm import AnyAlgorithm, GradAt
 from ...local_round import Gradients, Underway, step
@@ -17,6 +16,7 @@ from ...tasks.images import Batch
 from ...tasks.task import Task
 from ...trees import Tree
 from ..messages import Apart, take_apart
+from ..nested import Structure, leaf_count, tree_flatten, tree_unflatten
 from .program import Program, compiled, laid_out
 
 _KINDS = 8  # of rounds that are compiled; the six methods have one or two
@@ -44,7 +44,7 @@ class AroundGradients:
         message = take_apart(sent, self._like)
         leaves, structure = tree_flatten(local)
         given = [laid_out(self.task, tensor) for tensor in (*leaves, *message.tensors)]
-        key = message.flags, str(structure)
+        key = message.flags, structure
         if key not in self._known and len(self._known) < _KINDS:
             self._known[key] = self._update(structure, message, given)
         update = self._known.get(key)
@@ -55,10 +55,10 @@ class AroundGradients:
         return tree_unflatten(found, structure)
 
     def _update(
-        self, structure: TreeSpec, message: Apart, given: Sequence[Tensor]
+        self, structure: Structure, message: Apart, given: Sequence[Tensor]
     ) -> "_Update | None":
         """None where the algorithm does not ask for one gradient at a point that it is given."""
-        held, asked = structure.num_leaves, list[Tree]()
+        held, asked = leaf_count(structure), list[Tree]()
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             def grad_at(point: Tree) -> Tree:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from ...algorithm import AnyAlgorithm
 from ...local_round import Gradients, Underway, step
@@ -18,6 +17,7 @@ from ...tasks.images import Batch
 from ...tasks.task import Task
 from ..functional import OfPicked
 from ..messages import Apart, take_apart
+from ..nested import Structure, leaf_count, tree_flatten, tree_unflatten
 from .program import Program, compiled, laid_out
 
 _AHEAD = 16  # steps whose rows are picked together
@@ -76,9 +76,9 @@ class CompiledSteps:
     def _laid_out(self, tensor: Tensor) -> Tensor:
         return laid_out(self.task, tensor)
 
-    def _step(self, structure: TreeSpec, message: Apart, names: list[str]) -> Program:
+    def _step(self, structure: Structure, message: Apart, names: list[str]) -> Program:
         """A local step as a pure function of (state, message, inputs and targets, batch)."""
-        first = structure.num_leaves
+        first = leaf_count(structure)
         last = first + len(message.tensors)
 
         def flat(*tensors: Tensor) -> list[Tensor]:
