@@ -176,12 +176,15 @@ def test_signals_while_it_is_made_reach_this_process_alone() -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # pending until it is made
         return true()
 
+    # A process that was started in the background may ignore it.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fork = fork
     try:
         with pytest.raises(KeyboardInterrupt):
             beside()
     finally:
         os.fork = true
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_another_copy_of_this_process_ends_nothing() -> None:

@@ -59,7 +59,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         _product[grid](
             a, b, out, M=m, N=n, K=k, A_MODEL=a_model, A_ROW=a_row, A_COLUMN=a_column,
             B_MODEL=b_model, B_ROW=b_row, B_COLUMN=b_column, ROWS=rows, COLUMNS=columns,
-            TERMS=terms, num_warps=2 if turned else 4, num_stages=2,
+            TERMS=terms, num_warps=2 if turned else 4, num_stages=3,
         )  # fmt: skip
     return out
 
