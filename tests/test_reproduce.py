@@ -25,7 +25,7 @@ from fedlamb.reproduce.study import (
     experiment_of,
     horizon,
     next_groups,
-    run_group,
+    run_groups,
     survivors,
 )
 from fedlamb.reproduce.trials import Bench
@@ -447,10 +447,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: 
 
         results, bench = Results(folder), Bench(Together())
         while groups := next_groups(wanted, results):
-            for group in groups:
-                study.run_group(
-                    wanted, group, results, ENGINE, bench, told, lambda done, total: None
-                )
+            study.run_groups(wanted, groups, results, ENGINE, bench, told, nobody)
 
     go_on(tmp_path / "whole")
     for dies_after in (1, 5, 21, 40):
@@ -469,7 +466,7 @@ def test_validation_holds_out_rows_and_decides_by_the_last_round(
     wanted = Wanted(small, small.curves[:1], 2, 1, "validation", True)
     results = Results(tmp_path)
     (group,) = next_groups(wanted, results)
-    study.run_group(wanted, group, results, ENGINE, Bench(Together()), nobody, nobody)
+    study.run_groups(wanted, [group], results, ENGINE, Bench(Together()), nobody, nobody)
     lines = list(results.trials(small).values())
     assert len(lines) == 9
     assert all(len(x["validation_accuracy"]) == 2 for x in lines)
@@ -528,7 +525,7 @@ def test_ctrl_c_and_a_folder_in_use_are_told(
 
     options = ["reproduce", "fig2", "--device", "cpu", "--results", str(tmp_path)]
     with monkeypatch.context() as patched:
-        patched.setattr(command, "run_group", stopped)
+        patched.setattr(command, "run_groups", stopped)
         done = CliRunner().invoke(app, options)
     assert done.exit_code == 130
     assert "the same command goes on from there" in done.output
@@ -536,6 +533,55 @@ def test_ctrl_c_and_a_folder_in_use_are_told(
         busy = CliRunner().invoke(app, options)
     assert isinstance(busy.exception, SettingError)
     assert "in use by another process" in str(busy.exception)
+
+
+@pytest.mark.parametrize(
+    ("device", "model"), [("cpu", "mlp"), ("cuda", "mlp"), ("cuda", "resnet18")]
+)
+def test_on_a_gpu_large_models_alone_run_side_by_side(
+    device: str, model: str, small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedlamb.cli import reproduce as command
+
+    benches = []
+
+    def run(wanted: Any, groups: Any, place: Any, engine: Any, bench: Any, *told: Any) -> None:
+        benches.append(type(bench))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_groups", run)
+    monkeypatch.setattr(command, "device_of", lambda engine: torch.device(device))
+    monkeypatch.setitem(small.settings["model"], "name", model)
+    for workers in ("1", "2"):
+        options = ["reproduce", "fig2", "--results", str(tmp_path), "--workers", workers]
+        CliRunner().invoke(app, options)
+    apart = device == "cpu" or model == "resnet18"
+    assert benches == [Bench, Workers if apart else Bench]
+
+
+def test_trials_of_several_methods_run_side_by_side(
+    small: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(self: Workers, jobs: Any, told: Any) -> Any:
+        assert [job.method for job in jobs] == ["fed-sgd", "fed-sgd", "fed-ams"]
+        for number in (2, 1, 0):
+            jobs[number].partial.mkdir(parents=True, exist_ok=True)
+            numbers = ("test_accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "seconds")
+            yield number, [dict.fromkeys(numbers, number)]
+
+    monkeypatch.setattr(Workers, "run", run)
+    wanted, results = Wanted(small, small.curves, 10, 1, "test", True), Results(tmp_path)
+    groups = [
+        Group("fed-sgd", "", 10, [({"lr": 0.01}, 0), ({"lr": 0.03}, 0)], "grid"),
+        Group("fed-ams", "", 10, [({"lr": 0.001}, 0)], "grid"),
+    ]
+    run_groups(wanted, groups, results, ENGINE, Workers(2), nobody, nobody)
+    lines = results.lines(small)
+    assert [(x.get("method"), x["session"]) for x in lines] == [
+        (None, 1), ("fed-ams", 1), (None, 2), ("fed-sgd", 2), ("fed-sgd", 2)
+    ]  # fmt: skip
+    assert [x["test_accuracy"] for x in lines if "method" in x] == [[2], [0], [1]]
+    assert not [*(tmp_path / "partial").iterdir()]
 
 
 def test_lines_of_trials_side_by_side_come_in_the_groups_order(
@@ -559,7 +605,9 @@ def test_lines_of_trials_side_by_side_come_in_the_groups_order(
         return [x["values"]["lr"] for x in results.lines(small) if "method" in x]
 
     def carry_out() -> None:
-        run_group(wanted, group, results, ENGINE, Workers(2), lambda *now: None, lambda *now: None)
+        run_groups(
+            wanted, [group], results, ENGINE, Workers(2), lambda *now: None, lambda *now: None
+        )
 
     order: list[int | None] = [1, 0, 3, None]
     with pytest.raises(KeyboardInterrupt):

@@ -80,6 +80,11 @@ class Panel:
         return f"{self.figure}/{self.name}"
 
     @property
+    def large(self) -> bool:
+        """Whether a trial fills a GPU by itself; those of small models run there as one program."""
+        return bool(self.settings["model"]["name"] == "resnet18")
+
+    @property
     def rounds(self) -> int:
         """Of a whole run."""
         rounds: int = self.settings["federation"]["rounds"]

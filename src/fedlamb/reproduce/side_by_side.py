@@ -1,4 +1,4 @@
-"""Trials side by side on a CPU: processes that run one at a time each, asked in lines of JSON.
+"""Trials side by side: processes that run one at a time each, asked in lines of JSON.
 
 Run as a module this is such a process. It ends with the one that asks, however that ends.
 """

@@ -187,54 +187,85 @@ def _key(method: str, values: dict[str, Any], seed: int, rounds: int, select: st
     return key_of({**trial, "rounds": rounds, "select": select})
 
 
-def run_group(
+def run_groups(
     wanted: Wanted,
-    group: Group,
+    groups: Sequence[Group],
     results: Results,
     engine: Mapping[str, Any],
     bench: Bench | Workers,
     told: Callable[[str, int, int, float | None], None],
     decoded: Report,
 ) -> None:
-    """Runs the trials that are left of a group, and writes the line of each as it ends.
+    """Runs the trials that are left of the groups, and writes the line of each as it ends; side by
+    side those of all groups at once."""
+    each = [_Trials(wanted, group, results, engine) for group in groups]
+    if not isinstance(bench, Workers):
+        for trials in each:
+            points = bench.points(trials.group.method, trials.points(), decoded)
+            for number, lines in _one_by_one(bench, points, trials.partial, trials.group, told):
+                trials.write(number, lines)
+        return
+    load_data(each[0].points()[0][1], decoded)  # which decodes it, once for all of them
+    places = [(trials, number) for trials in each for number in range(len(trials.partial))]
+    jobs = [trials.job(number) for trials, number in places]
+    name = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
+    for job, lines in bench.run(jobs, _named(told, f"{name} × {len(jobs)}")):
+        trials, number = places[job]
+        trials.write(number, lines)
 
-    In the group's order, also where they run side by side: of points that are equally good the
-    first line is chosen. What ended before its turn waits in its folder.
-    """
-    panel = wanted.panel
-    experiments = {
-        seed: experiment_of(panel, group, seed, wanted.select, engine)
-        for seed in {seed for _, seed in group.points}
-    }
-    keys = [
-        _key(group.method, values, seed, group.rounds, wanted.select)
-        for values, seed in group.points
-    ]
-    begun = results.folder / "partial"
-    partial = [begun / f"{panel.figure}-{panel.name}-{short_name(key)}" for key in keys]
-    ended: Iterator[tuple[int, list[Line]]]
-    if isinstance(bench, Workers):
-        load_data(experiments[min(experiments)], decoded)  # which decodes it, once for all of them
-        each = zip(group.points, partial, strict=True)
-        jobs = [Job(group.method, v, experiments[seed], place) for (v, seed), place in each]
-        ended = bench.run(jobs, _named(told, f"{group.label} × {len(jobs)}"))
-    else:
-        given = [(values, experiments[seed]) for values, seed in group.points]
-        points = bench.points(group.method, given, decoded)
-        ended = _one_by_one(bench, points, partial, group, told)
-    settings = {**experiments[min(experiments)].model_dump(mode="json"), "algorithms": {}}
-    settings["data"]["root"] = None  # where it lay is nobody's business
-    session = results.begin(panel, settings)
-    waiting: dict[int, list[Line]] = {}
-    written = 0
-    for number, found in ended:
-        waiting[number] = found
-        while written in waiting:
-            values, seed = group.points[written]
-            lines = waiting.pop(written)
-            results.append(panel, _trial(group, values, seed, wanted.select, lines, session))
-            shutil.rmtree(partial[written])
-            written += 1
+
+class _Trials:
+    """What is left of a group, and where it goes."""
+
+    def __init__(
+        self, wanted: Wanted, group: Group, results: Results, engine: Mapping[str, Any]
+    ) -> None:
+        self.group, self._wanted, self._results = group, wanted, results
+        self._experiments = {
+            seed: experiment_of(wanted.panel, group, seed, wanted.select, engine)
+            for seed in {seed for _, seed in group.points}
+        }
+        keys = [
+            _key(group.method, values, seed, group.rounds, wanted.select)
+            for values, seed in group.points
+        ]
+        name = f"{wanted.panel.figure}-{wanted.panel.name}"
+        self.partial = [results.folder / "partial" / f"{name}-{short_name(key)}" for key in keys]
+        """Keeps the rounds of a trial while it runs."""
+        self._waiting: dict[int, list[Line]] = {}
+        self._written = 0
+        self._session: int | None = None
+
+    def points(self) -> list[tuple[dict[str, Any], Experiment]]:
+        """Each trial's values, and its settings without them."""
+        return [(values, self._experiments[seed]) for values, seed in self.group.points]
+
+    def job(self, number: int) -> Job:
+        """The trial for a process beside this one."""
+        return Job(self.group.method, *self.points()[number], self.partial[number])
+
+    def write(self, number: int, found: list[Line]) -> None:
+        """Takes the rounds of a trial that has ended, and writes lines as far as their turn is.
+
+        In the group's order, also where trials run side by side: of points that are equally good
+        the first line is chosen. What ended before its turn waits in its folder.
+        """
+        self._waiting[number] = found
+        while self._written in self._waiting:
+            if self._session is None:
+                self._session = self._begun()
+            values, seed = self.group.points[self._written]
+            lines = self._waiting.pop(self._written)
+            trial = _trial(self.group, values, seed, self._wanted.select, lines, self._session)
+            self._results.append(self._wanted.panel, trial)
+            shutil.rmtree(self.partial[self._written])
+            self._written += 1
+
+    def _begun(self) -> int:
+        common = self._experiments[min(self._experiments)].model_dump(mode="json")
+        common["algorithms"] = {}
+        common["data"]["root"] = None  # where it lay is nobody's business
+        return self._results.begin(self._wanted.panel, common)
 
 
 def _named(told: Callable[..., None], name: str) -> Told:
