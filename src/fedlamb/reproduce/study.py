@@ -208,7 +208,7 @@ def run_groups(
     load_data(each[0].points()[0][1], decoded)  # which decodes it, once for all of them
     places = [(trials, number) for trials in each for number in range(len(trials.partial))]
     jobs = [trials.job(number) for trials, number in places]
-    name = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
+    name = groups[0].label if len(groups) == 1 else f"{len(groups)} curves"
     for job, lines in bench.run(jobs, _named(told, f"{name} × {len(jobs)}")):
         trials, number = places[job]
         trials.write(number, lines)
