@@ -1,15 +1,17 @@
 """Draws every figure and writes every table from the logs in `results/`, and nothing else.
 
-    python paper/draw.py            (pip install 'fedlamb[paper]')
+    python paper/draw.py [--results FOLDER --out FOLDER]         (pip install 'fedlamb[paper]')
 
-Writes figures/*.png and *.svg, tables.md, and the tuned rates that come with the package. A curve
-is the mean over seeds of the test accuracy at the point that tuning chose; the band is from the
-lowest to the highest seed. Where curves differ in eps, best accuracies over eps. A panel that has
-not been run says so.
+Writes figures/*.png and *.svg, front.* with the first three panels among them, tables.md, and from
+the project's own results the tuned rates that come with the package. A curve is the mean over seeds
+of the test accuracy at the point that tuning chose; the band is from the lowest to the highest
+seed; the axis begins 25 points below the best curve. Where curves differ in eps, best accuracies
+over eps. A panel that has not been run says so.
 """
 
 import argparse
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
@@ -48,6 +50,7 @@ NOTES = {
 }
 """Of the data with which the logs were made."""
 TARGETS = (0.9, 0.95)
+SHOWN = 25  # points below the best
 SEEDS = 3
 
 
@@ -104,17 +107,17 @@ def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
 
 
 def _draw_over_rounds(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> None:
-    highest = 0.0
     of_method: dict[str, int] = {}
-    for curve, lines in drawn:
+    of_rounds = [list(zip(*map(accuracies, lines), strict=False)) for _, lines in drawn]
+    best = [100 * max(map(mean, rounds)) for rounds in of_rounds]
+    highest = max(best)
+    for (curve, lines), rounds, own in zip(drawn, of_rounds, best, strict=True):
         number = of_method[curve.method] = of_method.get(curve.method, -1) + 1
-        rounds = list(zip(*map(accuracies, lines), strict=False))
-        middle = [100 * mean(now) for now in rounds]
-        highest = max(highest, *middle)
-        label = f"{curve.label} (n = {len(lines)})"
+        below = ", below the axis" if own < highest - SHOWN else ""
+        label = f"{curve.label} (n = {len(lines)}{below})"
         dashes = DASHES[number % len(DASHES)]
         _line(axis, range(1, len(rounds) + 1), rounds, curve.method, label, linestyle=dashes)
-    axis.set_ylim(max(0.0, highest - 25), min(100.0, highest + 1))
+    axis.set_ylim(max(0.0, highest - SHOWN), min(100.0, highest + 1))
 
 
 def _draw_over_eps(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> None:
@@ -137,9 +140,10 @@ def _line(
     axis.fill_between(places, low, high, color=COLOURS[method], alpha=0.15, linewidth=0)
 
 
-def tables(results: Results) -> Iterable[str]:
-    """Markdown for every panel that has been run."""
-    yield "# Results\n\nMade by `python paper/draw.py` from `results/`: best and final test"
+def tables(results: Results, out: Path) -> Iterable[str]:
+    """Markdown for every panel that has been run, to lie in the folder `out`."""
+    there = Path(os.path.relpath(results.folder, out)).as_posix()
+    yield f"# Results\n\nMade by `python paper/draw.py` from `{there}/`: best and final test"
     yield "accuracy, mean ± sample standard deviation over seeds, at the chosen point; the first"
     yield "round in which the mean reaches a target; trials of all stages that tuning took."
     for figure in FIGURES:
@@ -149,15 +153,17 @@ def tables(results: Results) -> Iterable[str]:
                 rows = list(_rows(results, panel, select))
                 if rows:
                     chosen = "best test accuracy" if select == "test" else "validation"
-                    where = f"[log](results/{results.path(panel).name})"
+                    where = f"[log]({there}/{results.path(panel).name})"
                     yield f"\n## {panel.id}: {heading(panel, results)}\n"
                     yield f"Chosen by {chosen}. {where},"
-                    yield f"`{command(panel, select)}`.\n"
+                    yield f"`{command(panel, results, select)}`.\n"
                     heads = [f"rounds to {100 * t:.0f} %" for t in TARGETS]
                     names = ["method", "chosen", "best", "final", *heads, "seeds", "tuning runs"]
                     yield _row(names)
                     yield _row(["---"] * len(names))
                     yield from rows
+                    if left_out := _left_out(results, panel, select):
+                        yield f"\nNot shown, since it has run for fewer rounds: {left_out}."
 
 
 def heading(panel: Panel, results: Results) -> str:
@@ -170,11 +176,32 @@ def heading(panel: Panel, results: Results) -> str:
     return f"{panel.title} ({', '.join(notes)})" if notes else panel.title
 
 
-def command(panel: Panel, select: str) -> str:
-    """What runs a panel."""
-    more = " --select validation" if select == "validation" else ""
-    tune = "" if panel.tuned_as else " --tune"
-    return f"fedlamb reproduce {panel.figure} --panel {panel.name}{tune}{more}"
+def command(panel: Panel, results: Results, select: Select) -> str:
+    """What runs a panel as it was run."""
+    trials = results.trials(panel)
+    rounds = rounds_of(list(trials.values()))
+    tune = any(_tuned(of_curve(trials, curve, select)) for curve in panel.curves)
+    seeds = max(len(chosen_lines(results, panel, curve, select)) for curve in panel.curves)
+    more = [
+        "--tune" if tune else "",
+        "--select validation" if select == "validation" else "",
+        f"--seeds {seeds}" if seeds < SEEDS and not tune else "",
+        f"--rounds {rounds}" if rounds < panel.rounds else "",
+    ]
+    return " ".join(["fedlamb reproduce", panel.figure, "--panel", panel.name, *filter(None, more)])
+
+
+def _tuned(lines: Sequence[Line]) -> bool:
+    """Whether several points were tried, or else one was given."""
+    return len({json.dumps(line["values"], sort_keys=True) for line in lines}) > 1
+
+
+def _left_out(results: Results, panel: Panel, select: Select) -> str:
+    """The curves that have trials, and none as long as the panel's longest."""
+    trials = results.trials(panel)
+    begun = [curve for curve in panel.curves if of_curve(trials, curve, select)]
+    short = [curve for curve in begun if not chosen_lines(results, panel, curve, select)]
+    return ", ".join(curve.label for curve in short)
 
 
 def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
@@ -187,16 +214,17 @@ def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
         rates = ", ".join(f"{k} = {v}" for k, v in values.items() if k not in curve.fixed)
         edges = _edges(curve.grid(panel.narrow), values)
         edge = f" (edge of the grid: {', '.join(edges)})" if edges else ""
-        runs = len(of_curve(trials, curve, select))
+        own = of_curve(trials, curve, select)
+        tuned = _tuned(own)
         yield _row(
             [
                 curve.label,
-                f"{rates}{edge}{_left(results, panel, curve, select)}",
+                f"{rates}{edge}{_left(results, panel, curve, select) if tuned else ''}",
                 spread([max(accuracies(x)) for x in lines]),
                 spread([accuracies(x)[-1] for x in lines]),
                 *(str(first_round_at(lines, target) or "–") for target in TARGETS),
                 str(len(lines)),
-                str(runs),
+                str(len(own)) if tuned else "–",
             ]
         )
 
@@ -228,6 +256,8 @@ def main() -> None:
     given = arguments.parse_args()
     if not list(given.results.glob("*.jsonl")):
         arguments.error(f"{given.results} holds no results (*.jsonl)")
+    if given.out.exists() and not given.out.is_dir():
+        arguments.error(f"--out {given.out} is a file, and must be a folder")
     mpl.rcParams.update({"svg.hashsalt": "fedlamb", "svg.fonttype": "none"})
     results, folder = Results(given.results), given.out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -235,7 +265,9 @@ def main() -> None:
     run = [panel for panel in panels_of("all") if results.trials(panel)]
     figures["front"] = run[:3]  # for the project's front page
     drawn = [name for name, panels in figures.items() if draw_figure(name, panels, results, folder)]
-    (given.out / "tables.md").write_text("\n".join(tables(results)) + "\n", encoding="utf-8")
+    (given.out / "tables.md").write_text(
+        "\n".join(tables(results, given.out)) + "\n", encoding="utf-8"
+    )
     if given.out == HERE:
         TUNED.write_text(json.dumps(tuned_table(results, SEEDS), indent=1) + "\n", encoding="utf-8")
     print(f"drawn: {', '.join(drawn)}; tables.md")

@@ -371,7 +371,7 @@ BAD_CALLS = {
     "no GPU": (("run", "--device", "cuda:9"), "engine.device = 'cuda:9': "),
     "no root": (
         ("data", "list", "--data-root", "nowhere"),
-        "data.root = 'nowhere': must",
+        "--data-root = 'nowhere': must be a folder that exists",
     ),
     "no method": (("compare", "-m", ""), "methods = '': names no method"),
     "no device": (("run", "--device", "tpu"), "engine.device = 'tpu': must be cpu, cuda or cuda:N"),
@@ -473,9 +473,10 @@ def test_more_workers_than_clients_and_files_for_folders_are_told(tmp_path: Path
     assert "engine.workers = 11: must be at most 10, the clients of a round" in many.stderr
     assert not (tmp_path / "run").exists()
     (tmp_path / "file").touch()
-    wrong = command("reproduce", "fig2", "--results", str(tmp_path / "file"))
-    assert wrong.returncode == 2
-    assert "is a file, and must be a folder" in wrong.stderr
+    for results in (tmp_path / "file", tmp_path / "file" / "below"):
+        wrong = command("reproduce", "fig2", "--results", str(results))
+        assert wrong.returncode == 2
+        assert f"must be a folder; {tmp_path / 'file'} is a file" in wrong.stderr
 
 
 def test_a_long_round_says_where_it_is(

@@ -381,7 +381,7 @@ def test_one_trial_goes_on_where_it_was_stopped_and_leaves_no_states(
         else:
             with pytest.raises(KeyboardInterrupt):
                 bench.run_alone(point, tmp_path / "one", on_round)
-    assert seen == [1, 2, 3, 4, 5, 6]
+    assert seen == [1, 2, 3, 3, 4, 5, 6]  # told where it goes on
 
 
 def test_tuned_rates_are_taken_curve_by_curve_and_the_best_known_are_kept(
@@ -493,6 +493,11 @@ def test_every_figure_is_drawn_from_the_logs_alone(tmp_path: Path) -> None:
         for lr, accuracy in ((0.1, 0.9), (0.5, 0.97)):
             run = line(lr, *[accuracy - 0.001 * seed] * 50, seed=seed)
             results.append(panel, run)
+    results.append(panel, {**line(0.01, *[0.5] * 10), "method": "fed-ams"})
+    results.append(panel, {**line(0.01, *[0.5] * 50), "method": "mime"})
+    lazy = panels_of("fig5", "mnist-cnn-lazy")[0]
+    values = {"lr": 0.01, "weight_decay": 0.0, "sync_every": 3}
+    results.append(lazy, {**line(0.01, *[0.5] * 4), "method": "fed-lamb", "values": values})
     script = Path(__file__).parent.parent / "paper" / "draw.py"
     drawn_before = [p.stat().st_mtime_ns for p in sorted(script.parent.glob("figures/*"))]
     options = ["--results", str(tmp_path / "results"), "--out", str(tmp_path)]
@@ -501,15 +506,22 @@ def test_every_figure_is_drawn_from_the_logs_alone(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {
-        "fig2.png", "fig2.svg", "front.png", "front.svg"
+        "fig2.png", "fig2.svg", "fig5.png", "fig5.svg", "front.png", "front.svg"
     }  # fmt: skip
     drawn = (tmp_path / "figures" / "fig2.svg").read_text()
     assert "fed-sgd (n = 3)" in drawn
     assert drawn.count("not run yet") == 5
+    assert "mime (n = 1, below the axis)" in drawn
     table = (tmp_path / "tables.md").read_text()
     left = "(**not final**: 9 or more tuning runs left)"
     assert f"| fed-sgd | lr = 0.5 (edge of the grid: lr) {left} |" in table
     assert "96.90 ± 0.10 % | 96.90 ± 0.10 % | 1 | 1 | 3 | 6 |" in table
+    assert "\nNot shown, since it has run for fewer rounds: fed-ams.\n" in table
+    assert "[log](results/fig2-mnist-mlp-1.jsonl)" in table
+    assert "`fedlamb reproduce fig2 --panel mnist-mlp-1 --tune`" in table
+    # What was run with rates that were given has not been tuned.
+    assert "`fedlamb reproduce fig5 --panel mnist-cnn-lazy --seeds 1 --rounds 4`" in table
+    assert "lr = 0.01, weight_decay = 0.0 | 50.00 % | 50.00 % | – | – | 1 | – |" in table
     now = [p.stat().st_mtime_ns for p in sorted(script.parent.glob("figures/*"))]
     assert now == drawn_before  # elsewhere, nothing is touched
 
@@ -557,6 +569,15 @@ def test_on_a_gpu_large_models_alone_run_side_by_side(
         CliRunner().invoke(app, options)
     apart = device == "cpu" or model == "resnet18"
     assert benches == [Bench, Workers if apart else Bench]
+
+
+def test_methods_that_a_figure_has_not_are_refused(tmp_path: Path) -> None:
+    options = ["reproduce", "fig5", "--panel", "mnist-cnn-lazy", "--results", str(tmp_path / "new")]
+    done = CliRunner().invoke(app, [*options, "-m", "fed-sgd,mime"])
+    assert isinstance(done.exception, SettingError)
+    assert "--methods = 'fed-sgd,mime': names none" in str(done.exception)
+    assert "choose from fed-lamb, mime-lamb" in str(done.exception)
+    assert not (tmp_path / "new").exists()
 
 
 def test_trials_of_several_methods_run_side_by_side(

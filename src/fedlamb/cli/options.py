@@ -30,10 +30,21 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="The run folder; by default a new one under runs/."),
 ]
+
+
+def _folder(given: Path | None) -> Path | None:
+    if given is not None and not given.is_dir():
+        raise SettingError(
+            "--data-root", str(given), "must be a folder that exists, with mnist/ and so on"
+        )
+    return given
+
+
 DataRoot = Annotated[
     Path | None,
     typer.Option(
         "--data-root",
+        callback=_folder,
         help="The folder that holds mnist/, cifar10/ and so on; then $FEDLAMB_DATA, the user's "
         "cache and the hub are tried.",
     ),

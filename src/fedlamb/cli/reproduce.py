@@ -71,7 +71,7 @@ def reproduce(
         Literal["test", "validation"],
         typer.Option(
             help="Rates chosen by best test accuracy, as in the paper, or by the last accuracy on "
-            "a twelfth of the training set that is held out."
+            "a twelfth of the training set that is held out, for which few rates come along."
         ),
     ] = "test",
     dry_run: Annotated[
@@ -101,13 +101,15 @@ def reproduce(
     3 local epochs, mnist-mlp-3, mnist-cnn-3, fmnist-cnn-3; fig4 and table1 (ResNet-18)
     cifar10-resnet18, cifar10-resnet18-iid, tiny-resnet18; fig5 (lazy synchronisation)
     mnist-cnn-lazy, fmnist-cnn-lazy; fig6 (n = 200) mnist-cnn-200, fmnist-cnn-200. Beside the paper:
-    eps, first-round, allocation, norm.
+    eps (mnist-mlp-1, mnist-cnn-noniid), first-round (mnist-mlp-1), allocation (mnist-mlp-fixed) and
+    norm (cifar10-group-iid, cifar10-group-noniid).
 
     Finished trials lie in the results folder, a line each, and are never run again, those that
     come with the project neither: with a --results folder of your own, all is run here. After a
     kill, the same command goes on to the same table. Several panels may run side by side. Where no
-    tuned rates come along, the paper's grids are searched first. python paper/draw.py --results
-    FOLDER --out FOLDER draws it.
+    tuned rates come along, the paper's grids are searched first. Where other programs keep the
+    cores busy, --workers 2 or OMP_NUM_THREADS=1 is several times as fast. python paper/draw.py
+    --results FOLDER --out FOLDER draws it.
 
     Example: fedlamb reproduce fig2 --panel mnist-mlp-1 --seeds 1 --rounds 10 --results my-results
     """
@@ -116,8 +118,9 @@ def reproduce(
     for name in chosen:
         if name not in METHODS:
             raise unknown_name("--methods", name, METHODS)
-    if results.exists() and not results.is_dir():
-        raise SettingError("--results", str(results), "is a file, and must be a folder")
+    file = next((p for p in (results, *results.parents) if p.exists() and not p.is_dir()), None)
+    if file is not None:
+        raise SettingError("--results", str(results), f"must be a folder; {file} is a file")
     place = Results(results)
     engine: dict[str, Any] = {
         "device": device or "auto",
@@ -129,8 +132,15 @@ def reproduce(
         curves = tuple(c for c in one.curves if not chosen or c.method in chosen)
         if curves:
             wanted.append(Wanted(one, curves, rounds or one.rounds, seeds, select, tune))
+    if not wanted:
+        there = dict.fromkeys(curve.method for one in panels for curve in one.curves)
+        names = ", ".join(one.id for one in panels)
+        right = f"names none of those in {names}; choose from {', '.join(there)}"
+        raise SettingError("--methods", methods, right)
+    if not results.exists():
+        console.print(f"Nothing has been run yet in {results}", soft_wrap=True)
     if dry_run:
-        _say_what(wanted, place, engine)
+        _say_what(wanted, place, engine, workers)
         return
     results.mkdir(parents=True, exist_ok=True)
     try:
@@ -150,8 +160,7 @@ def _run(wanted: Wanted, place: Results, engine: dict[str, Any], workers: int) -
     with decoding(name) as told, progress() as shown, Workers(workers) as crowd:
         begun = ""
         alone = Bench(_together(engine["compile"]), shown.client)
-        apart = wanted.panel.large or device_of(Engine(device=engine["device"])).type == "cpu"
-        bench = crowd if workers > 1 and apart else alone
+        bench = crowd if workers > 1 and _apart(wanted, engine) else alone
 
         def on_round(name: str, done: int, total: int, best: float | None) -> None:
             nonlocal begun
@@ -168,13 +177,18 @@ def _run(wanted: Wanted, place: Results, engine: dict[str, Any], workers: int) -
             run_groups(wanted, groups, place, engine, bench, on_round, told)
 
 
+def _apart(wanted: Wanted, engine: dict[str, Any]) -> bool:
+    """Whether trials may run in processes of their own."""
+    return wanted.panel.large or device_of(Engine(device=engine["device"])).type == "cpu"
+
+
 def _together(compile: bool) -> Together:
     """Compiled, all groups of trials run by the same programs, three at once: 75 small models fill
     a GPU, and grids and seeds come in threes."""
     return Together(compile, at_once=3 if compile else None)
 
 
-def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> None:
+def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any], workers: int) -> None:
     """What is left, its steps, and an estimate from a round of each panel, on a CPU a step."""
     table = Table(title="To be run", title_justify="left")
     for heading in ("method", "stage", "trials", "rounds", "steps", "about"):
@@ -204,6 +218,8 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any]) -> N
     console.print(table)
     where = environment()["gpu"] or "this CPU"
     about = [f"About {_time(total)} on {where}, trial by trial; together on a GPU they take less."]
+    if workers > 1 and any(_apart(one, engine) for one in wanted):
+        about.append(f"With {workers} workers on cores enough, up to {workers} at a time.")
     if engine["compile"] and where == "this CPU":
         about.append("Timed without compiling.")
     if "grid" in stages_now:

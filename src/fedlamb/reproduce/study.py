@@ -209,7 +209,7 @@ def run_groups(
     places = [(trials, number) for trials in each for number in range(len(trials.partial))]
     jobs = [trials.job(number) for trials, number in places]
     name = groups[0].label if len(groups) == 1 else f"{len(groups)} curves"
-    for job, lines in bench.run(jobs, _named(told, f"{name} × {len(jobs)}")):
+    for job, lines in bench.run(jobs, _named(told, f"{len(jobs)} trials of {name}:")):
         trials, number = places[job]
         trials.write(number, lines)
 

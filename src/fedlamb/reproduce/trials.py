@@ -117,7 +117,9 @@ class Bench:
         self._last = point.run
         point.run.on_client = self._on_client
         folder = _folder(partial, point)
-        best = _best(folder)
+        before, best = len(folder.metrics()), _best(folder)
+        if before:  # it goes on
+            told(before, point.run.rounds, best)
 
         def on_round(done: Round) -> None:
             nonlocal best
