@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fedlamb as fl
 from fedlamb.algorithm import AnyAlgorithm
-from fedlamb.simulate import cuda_graph, vectorised
+from fedlamb.simulate import cuda_graph, padding
 from fedlamb.simulate.client_store import ClientStore
 from fedlamb.simulate.findings import Findings, read
 from fedlamb.simulate.lanes import Lanes
@@ -454,14 +454,14 @@ def test_a_round_is_asked_for_as_a_whole_before_the_next_is_planned(
 def test_data_are_laid_out_once_and_in_one_piece() -> None:
     run = SMALL.fit(METHODS["fed-lamb"], executor="vectorised")
     next(run)
-    queues, ready = run._executor.stack._ready
+    queues, ready = run._executor.stack._layout._ready
     assert [each.client for each in queues[0]] == run.plan.cohort(2)
     whole = {**ready.batches, **{f"data {n}": t for n, t in ready.data.items()}}
     assert len({t.untyped_storage().data_ptr() for t in whole.values()}) == 1
     work = [run._executor._planned.work(2)]
     for found, right in (
-        (ready.batches, vectorised.padded_batches(work)[0]),
-        (ready.data, vectorised.padded_data(work)),
+        (ready.batches, padding.padded_batches(work)[0]),
+        (ready.data, padding.padded_data(work)),
     ):
         assert found.keys() == right.keys() - {"key"}  # which only random layers take
         assert all(torch.equal(found[name], right[name]) for name in found)

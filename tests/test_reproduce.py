@@ -17,15 +17,14 @@ from fedlamb.errors import SettingError
 from fedlamb.reproduce import panels, study, trials
 from fedlamb.reproduce.panels import PANELS, Curve, Panel, panels_of
 from fedlamb.reproduce.results import Results, choose, of_curve
+from fedlamb.reproduce.running import experiment_of, run_groups
 from fedlamb.reproduce.side_by_side import Workers
 from fedlamb.reproduce.study import (
     Group,
     Wanted,
     beside_the_best,
-    experiment_of,
     horizon,
     next_groups,
-    run_groups,
     survivors,
 )
 from fedlamb.reproduce.trials import Bench
@@ -447,7 +446,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_results(small: Panel, tmp_path: 
 
         results, bench = Results(folder), Bench(Together())
         while groups := next_groups(wanted, results):
-            study.run_groups(wanted, groups, results, ENGINE, bench, told, nobody)
+            run_groups(wanted, groups, results, ENGINE, bench, told, nobody)
 
     go_on(tmp_path / "whole")
     for dies_after in (1, 5, 21, 40):
@@ -466,7 +465,7 @@ def test_validation_holds_out_rows_and_decides_by_the_last_round(
     wanted = Wanted(small, small.curves[:1], 2, 1, "validation", True)
     results = Results(tmp_path)
     (group,) = next_groups(wanted, results)
-    study.run_groups(wanted, [group], results, ENGINE, Bench(Together()), nobody, nobody)
+    run_groups(wanted, [group], results, ENGINE, Bench(Together()), nobody, nobody)
     lines = list(results.trials(small).values())
     assert len(lines) == 9
     assert all(len(x["validation_accuracy"]) == 2 for x in lines)

@@ -21,14 +21,13 @@ from ..reproduce.results import (
     first_round_at,
     of_curve,
 )
+from ..reproduce.running import experiment_of, run_groups
 from ..reproduce.side_by_side import Workers
 from ..reproduce.study import (
     Group,
     Wanted,
     expected_after_grid,
-    experiment_of,
     next_groups,
-    run_groups,
     searches,
     tuned_values,
 )

@@ -19,7 +19,7 @@ from ..records import environment, locked, summary_of, write_json
 from ..report import page
 from ..report.sweep_page import headings, ranked, write_sweep_page
 from ..reproduce.panels import PAPER
-from ..reproduce.study import short_name
+from ..reproduce.running import short_name
 from ..reproduce.trials import Bench
 from ..settings import Experiment, build_algorithm, load_experiment, plain_value, validate
 from ..simulate.sweep import Together

@@ -1,4 +1,4 @@
-"""A panel's trials: which there are, which are left, and how they are run.
+"""A panel's trials: which there are, which are left, and what tuning chooses.
 
 Tuning is successive halving in three stages. First, every point of the paper's grid under one seed
 for a fifth of the rounds. Then, under the same seed for all rounds: the points within half a
@@ -11,25 +11,15 @@ tenth of the rounds for its first stage; the best point goes on, and the second 
 within three percentage points, and then the better of the two under the other seeds.
 """
 
-import hashlib
 import json
-import math
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import SettingError
-from ..experiment import load_data
-from ..settings import Experiment, validate
-from ..simulate.sweep import Point
-from ..tasks.decoded import Report
 from .panels import PANELS, Curve, Panel
-from .results import DIGITS, Line, Results, choose, final_lines, key_of, of_curve, score
-from .side_by_side import Job, Workers
-from .trials import Bench, Told
+from .results import Line, Results, choose, final_lines, key_of, of_curve, score
 
 Select = Literal["test", "validation"]
 SHARE = 1 / 12  # of the training rows, held out for validation: 5,000 of 60,000
@@ -123,7 +113,7 @@ def next_groups(wanted: Wanted, results: Results) -> list[Group]:
             left = [
                 (values, seed)
                 for values, seed in points
-                if _key(curve.method, values, seed, rounds, wanted.select) not in done
+                if trial_key(curve.method, values, seed, rounds, wanted.select) not in done
             ]
             # One after another, runs share programs where they differ in their rates alone.
             left.sort(key=lambda point: _beside_rates(point[0]))
@@ -157,7 +147,7 @@ def _stages(
     first: list[Line] = []
     if short < wanted.rounds and len(points) > 1:
         yield "grid", short, [(values, 0) for values in points]
-        keys = {_key(curve.method, values, 0, short, wanted.select) for values in points}
+        keys = {trial_key(curve.method, values, 0, short, wanted.select) for values in points}
         first = [line for key, line in done.items() if key in keys]
         points = survivors(first, wanted.select, narrow)
     seeded = _NARROW_SEEDED if narrow else _SEEDED
@@ -165,7 +155,7 @@ def _stages(
         ranked: list[Line] = []
         while points:
             yield "whole", wanted.rounds, [(values, 0) for values in points]
-            keys = {_key(curve.method, v, 0, wanted.rounds, wanted.select) for v in points}
+            keys = {trial_key(curve.method, v, 0, wanted.rounds, wanted.select) for v in points}
             ranked += [line for key, line in done.items() if key in keys]
             ranked.sort(key=lambda line: -score(line, wanted.select))
             climbs = first and not narrow
@@ -182,162 +172,10 @@ def expected_after_grid(wanted: Wanted) -> list[tuple[str, int, int]]:
     return [("whole", 5, wanted.rounds), ("final", more_seeds, wanted.rounds)]
 
 
-def _key(method: str, values: dict[str, Any], seed: int, rounds: int, select: str) -> str:
+def trial_key(method: str, values: dict[str, Any], seed: int, rounds: int, select: str) -> str:
+    """Tells the trial apart from all others of its panel."""
     trial = {"method": method, "values": values, "seed": seed}
     return key_of({**trial, "rounds": rounds, "select": select})
-
-
-def run_groups(
-    wanted: Wanted,
-    groups: Sequence[Group],
-    results: Results,
-    engine: Mapping[str, Any],
-    bench: Bench | Workers,
-    told: Callable[[str, int, int, float | None], None],
-    decoded: Report,
-) -> None:
-    """Runs the trials that are left of the groups, and writes the line of each as it ends; side by
-    side those of all groups at once."""
-    each = [_Trials(wanted, group, results, engine) for group in groups]
-    if not isinstance(bench, Workers):
-        for trials in each:
-            points = bench.points(trials.group.method, trials.points(), decoded)
-            for number, lines in _one_by_one(bench, points, trials.partial, trials.group, told):
-                trials.write(number, lines)
-        return
-    load_data(each[0].points()[0][1], decoded)  # which decodes it, once for all of them
-    places = [(trials, number) for trials in each for number in range(len(trials.partial))]
-    jobs = [trials.job(number) for trials, number in places]
-    name = groups[0].label if len(groups) == 1 else f"{len(groups)} curves"
-    for job, lines in bench.run(jobs, _named(told, f"{len(jobs)} trials of {name}:")):
-        trials, number = places[job]
-        trials.write(number, lines)
-
-
-class _Trials:
-    """What is left of a group, and where it goes."""
-
-    def __init__(
-        self, wanted: Wanted, group: Group, results: Results, engine: Mapping[str, Any]
-    ) -> None:
-        self.group, self._wanted, self._results = group, wanted, results
-        self._experiments = {
-            seed: experiment_of(wanted.panel, group, seed, wanted.select, engine)
-            for seed in {seed for _, seed in group.points}
-        }
-        keys = [
-            _key(group.method, values, seed, group.rounds, wanted.select)
-            for values, seed in group.points
-        ]
-        name = f"{wanted.panel.figure}-{wanted.panel.name}"
-        self.partial = [results.folder / "partial" / f"{name}-{short_name(key)}" for key in keys]
-        """Keeps the rounds of a trial while it runs."""
-        self._waiting: dict[int, list[Line]] = {}
-        self._written = 0
-        self._session: int | None = None
-
-    def points(self) -> list[tuple[dict[str, Any], Experiment]]:
-        """Each trial's values, and its settings without them."""
-        return [(values, self._experiments[seed]) for values, seed in self.group.points]
-
-    def job(self, number: int) -> Job:
-        """The trial for a process beside this one."""
-        return Job(self.group.method, *self.points()[number], self.partial[number])
-
-    def write(self, number: int, found: list[Line]) -> None:
-        """Takes the rounds of a trial that has ended, and writes lines as far as their turn is.
-
-        In the group's order, also where trials run side by side: of points that are equally good
-        the first line is chosen. What ended before its turn waits in its folder.
-        """
-        self._waiting[number] = found
-        while self._written in self._waiting:
-            if self._session is None:
-                self._session = self._begun()
-            values, seed = self.group.points[self._written]
-            lines = self._waiting.pop(self._written)
-            trial = _trial(self.group, values, seed, self._wanted.select, lines, self._session)
-            self._results.append(self._wanted.panel, trial)
-            shutil.rmtree(self.partial[self._written])
-            self._written += 1
-
-    def _begun(self) -> int:
-        common = self._experiments[min(self._experiments)].model_dump(mode="json")
-        common["algorithms"] = {}
-        common["data"]["root"] = None  # where it lay is nobody's business
-        return self._results.begin(self._wanted.panel, common)
-
-
-def _named(told: Callable[..., None], name: str) -> Told:
-    return lambda *now: told(name, *now)
-
-
-def _one_by_one(
-    bench: Bench,
-    points: Sequence[Point],
-    partial: Sequence[Path],
-    group: Group,
-    told: Callable[[str, int, int, float | None], None],
-) -> Iterator[tuple[int, list[Line]]]:
-    """The number of each trial and the lines of its rounds; on a GPU small models run together."""
-    first = points[0].run
-    if first.task.device.type == "cuda" and first.executor == "vectorised":
-        name = f"{group.label} × {len(points)}"
-        told(name, 0, group.rounds, None)
-        yield from enumerate(bench.run_together(points, partial, _named(told, name)))
-        return
-    for number, point in enumerate(points):
-        name = f"{group.label} {number + 1}/{len(points)}"
-        told(name, 0, group.rounds, None)
-        yield number, bench.run_alone(point, partial[number], _named(told, name))
-
-
-def experiment_of(
-    panel: Panel, group: Group, seed: int, select: str, engine: Mapping[str, Any]
-) -> Experiment:
-    """The panel's settings for these trials."""
-    table = json.loads(json.dumps(panel.settings))
-    root = engine.get("root")
-    table["data"] |= {"root": root} if root else {}
-    if select == "validation":
-        table["data"]["validation"] = SHARE
-    table["federation"]["rounds"] = group.rounds
-    table |= {
-        "title": panel.title,
-        "seed": seed,
-        "engine": {k: engine[k] for k in ("device", "compile")},
-    }
-    return validate({**table, "algorithms": {group.method: group.points[0][0]}})
-
-
-def _trial(
-    group: Group, values: dict[str, Any], seed: int, select: str, lines: list[Line], session: int
-) -> Line:
-    names = ["test_accuracy", "train_loss", *(["validation_accuracy"] if select != "test" else [])]
-    kept = {name: [_rounded(line[name]) for line in lines] for name in names}
-    return {
-        "method": group.method,
-        "values": values,
-        "seed": seed,
-        "rounds": group.rounds,
-        "select": select,
-        "stage": group.stage,
-        "status": "finished" if len(lines) == group.rounds else "diverged",
-        **kept,
-        "uplink_bytes": sum(line["uplink_bytes"] for line in lines),
-        "downlink_bytes": sum(line["downlink_bytes"] for line in lines),
-        "seconds": round(sum(line["seconds"] for line in lines), 3),
-        "session": session,
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, DIGITS)
-
-
-def short_name(key: str) -> str:
-    """For a folder, the same for the same trial."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def tuned_values(wanted: Wanted, curve: Curve, results: Results) -> dict[str, Any] | None:

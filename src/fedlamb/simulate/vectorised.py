@@ -9,12 +9,9 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from operator import is_
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import AnyAlgorithm
@@ -28,17 +25,16 @@ from .client_store import ClientStore
 from .compiled import Compiled
 from .cuda_graph import Replayed
 from .functional import Functional
+from .laid_out import Cohorts, Layout, longest_first, part_of
 from .lanes import Lanes
 from .messages import take_apart
 from .nested import tree_leaves, tree_map
-from .padding import Named, Schedule, padded_batches, padded_data
 from .planned import Planned
 from .running_mean import RunningMean
 from .saying import leads, say
 from .stacked.layers import with_stacked_convolutions
 from .stacked_round import Form, stacked_round
 from .work import (
-    Alike,
     Assignment,
     Collected,
     OnClient,
@@ -57,10 +53,6 @@ class Trial(NamedTuple):
     buffers: Tree
     store: ClientStore
     work: Sequence[Assignment]
-
-
-Cohorts = Sequence[Sequence[Assignment]]
-"""The work of each trial."""
 
 
 class Family(NamedTuple):
@@ -161,10 +153,9 @@ class Stack:
         self._gradients = Functional(task, with_stacked_convolutions(model))
         self._at_once: int | None = None
         self._measures_alike = task.measures_alike
-        self._ready: tuple[Cohorts, _LaidOut] | None = None
-        self._shares: tuple[list[list[float]], Tensor] | None = None
         self._replayed = Replayed() if task.device.type == "cuda" else None
         self._compiled, self._lanes = Compiled(), Lanes(task)
+        self._layout = Layout(next(iter(task.params.values())), self._gradients.keyed)
 
     def run(
         self,
@@ -178,14 +169,14 @@ class Stack:
         algorithms are of this family. `seed` is for random layers that take no key."""
         cohort = len(trials[0].work)
         # The longest first, so that those who are still at work are always in front.
-        queues = [_longest_first(t.work) for t in trials]
+        queues = [longest_first(t.work) for t in trials]
         sums = [_Sum() for _ in trials]
         done = 0
         with torch.no_grad(), own_random_state(self.task.device, seed):
             while done < cohort:
                 count = min(self._at_once or cohort, cohort - done)
                 part = [
-                    t._replace(work=_part(q, done, count))
+                    t._replace(work=part_of(q, done, count))
                     for t, q in zip(trials, queues, strict=True)
                 ]
                 try:
@@ -253,27 +244,7 @@ class Stack:
 
     def prepare(self, work: Cohorts) -> None:
         """Lays out this work, or as much as is done at once, on the device ahead of its round."""
-        queues = [_part(_longest_first(w), 0, self._at_once or len(w)) for w in work]
-        self._ready = queues, self._laid_out(queues)
-
-    def _laid_out(self, work: Cohorts) -> "_LaidOut":
-        if self._ready is not None and _same_work(self._ready[0], work):
-            ready, self._ready = self._ready[1], None
-            return ready
-        like = next(iter(self.task.params.values()))
-        batches, schedule = padded_batches(work)
-        if not self._gradients.keyed:
-            del batches["key"]
-        batches, data = _moved([batches, padded_data(work)], like)
-        return _LaidOut(schedule, batches, data, self._shares_of(work, like))
-
-    def _shares_of(self, work: Cohorts, like: Tensor) -> Tensor:
-        """Each client's in the mean; the same tensor for as long as it is the same."""
-        each = [weights_of(trial) for trial in work]
-        if self._shares is None or self._shares[0] != each:
-            weights = torch.tensor(each, dtype=torch.float64)
-            self._shares = each, (weights / weights.sum(dim=1, keepdim=True)).to(like)
-        return self._shares[1]
+        self._layout.prepare([part_of(longest_first(w), 0, self._at_once or len(w)) for w in work])
 
     def _inputs(self, trials: Sequence[Trial], family: Family) -> tuple[dict[str, Any], Form]:
         """All that differs between rounds as tensors; all that does not as a form."""
@@ -281,7 +252,7 @@ class Stack:
         like = next(iter(self.task.params.values()))
         messages = [take_apart(t.sent, like) for t in trials]
         varied = {n: [getattr(t.algorithm, n) for t in trials] for n in family.varied}
-        schedule, batches, data, shares = self._laid_out([t.work for t in trials])
+        schedule, batches, data, shares = self._layout.of([t.work for t in trials])
         ragged = "weights" in batches or "weights" in data
         if ragged and self.task.buffers:
             raise SettingError(
@@ -310,15 +281,6 @@ class Stack:
         }
         _, together, flags = messages[0]
         return inputs, Form(family.algorithm, together, flags, structure, schedule)
-
-
-class _LaidOut(NamedTuple):
-    """The work of some clients, on the device but for the schedule."""
-
-    schedule: Schedule
-    batches: Named
-    data: Named
-    shares: Tensor
 
 
 class _Chunk(NamedTuple):
@@ -350,21 +312,6 @@ class _Sum:
         return Collected(mean.report, moved, mean.loss["loss"], self._states)
 
 
-def _longest_first(work: Sequence[Assignment]) -> Sequence[Assignment]:
-    return work if isinstance(work, Alike) else sorted(work, key=lambda each: -len(each.sizes))
-
-
-def _part(work: Sequence[Assignment], first: int, count: int) -> Sequence[Assignment]:
-    return work if count >= len(work) else work[first : first + count]
-
-
-def _same_work(one: Cohorts, two: Cohorts) -> bool:
-    """Whether these are the very same objects."""
-    if [len(trial) for trial in one] != [len(trial) for trial in two]:
-        return False
-    return all(a is b or all(map(is_, a, b)) for a, b in zip(one, two, strict=True))
-
-
 def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [_side_by_side(parts) for parts in zip(*lists, strict=True)]
 
@@ -372,33 +319,3 @@ def _stacked(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
     """With one more axis in front; a single one stays where it is."""
     return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack([*parts])
-
-
-def _moved(parts: Sequence[Named], like: Tensor) -> list[Named]:
-    """On the device of `like`; of its dtype where floating. One copy for all numbers of a kind."""
-    found = [dict(part) for part in parts]
-    for floating, dtype in ((False, torch.int64), (True, like.dtype)):
-        some = [(p, n) for p in found for n, t in p.items() if t.is_floating_point() is floating]
-        if some:
-            there = _copied([part[name] for part, name in some], dtype, like.device)
-            for (part, name), tensor in zip(some, there, strict=True):
-                part[name] = tensor
-    return found
-
-
-def _copied(tensors: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    sizes = [tensor.numel() for tensor in tensors]
-    # Out of other memory, a copy would wait until the device is idle. The memory is new each time:
-    # torch gives it to no one else while a copy out of it is still under way.
-    staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
-    # By numpy, in one thread: to wake the others would take longer than so small a copy.
-    parts = [_bytes(tensor.to(dtype)) for tensor in tensors]
-    np.concatenate(parts, out=_bytes(staged))
-    there = torch.split(staged.to(device, non_blocking=True), sizes)
-    return [part.view(tensor.shape) for part, tensor in zip(there, tensors, strict=True)]
-
-
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """A tensor's memory, of whatever dtype."""
-    found: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return found
