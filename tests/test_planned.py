@@ -68,9 +68,8 @@ def test_the_work_is_the_same(clients: Any, augments: bool, weighting: str) -> N
         assert not planned._ahead
     else:
         assert planned._ahead
-        assert all(
-            ahead.close.alive for ahead in planned._ahead
-        )  # it has planned all of them since
+        # They have planned all of them since.
+        assert all(ahead.close.alive for ahead in planned._ahead)
 
 
 def beside(first: int = 1) -> tuple[Ahead, Any]:

@@ -76,20 +76,9 @@ def _compile(
     traced.graph.eliminate_dead_code()
     traced.recompile()
     traced = with_stacked_products(traced)
-    options = _on_gpu() if tensors[0].is_cuda else {}
+    # On a GPU, small kernels of several layers that could run side by side become one.
+    options: dict[str, Any] = {"combo_kernels": True} if tensors[0].is_cuda else {}
     return _Program(torch.compile(traced, dynamic=False, options=options), whole, kept, of[0])
-
-
-def _on_gpu() -> dict[str, Any]:
-    from torch._inductor import config
-
-    # Small kernels of several layers that could run side by side become one.
-    options = {"combo_kernels": True}
-    if hasattr(config, "deterministic"):
-        # Sums are cut into parts by rule. Measured, as otherwise, the fastest parts may be others
-        # on another day, and so may the bits.
-        options["deterministic"] = True
-    return options
 
 
 def _handed_on(traced: GraphModule) -> list[int | None]:

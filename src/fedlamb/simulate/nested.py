@@ -1,7 +1,7 @@
 """Nested tuples, lists and dictionaries taken apart into their leaves and put together again.
 
-As `torch.utils._pytree`, for the few kinds that states and messages are made of, in less than half
-the time: a GPU goes through a round of a small model as fast as Python asks for it.
+As `torch.utils._pytree`, but for the few kinds that states and messages are made of, and faster: a
+GPU goes through a round of a small model as fast as Python asks for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
