@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -129,9 +129,8 @@ class ClientStore:
         alone = size == sum(leaf.untyped_storage().nbytes() for leaf in leaves)
         return alone and size <= self.limit and self._replaced_by({*clients})
 
-    def _replaced_by(self, clients: Set[int]) -> bool:
-        own = self._latest.keys() | self._older.keys() | self._spilled.keys()
-        return own | self._upcoming.keys() == clients
+    def _replaced_by(self, clients: set[int]) -> bool:
+        return {*self._latest, *self._older, *self._spilled, *self._upcoming} == clients
 
     def versions(self, client: int) -> Mapping[str, int]:
         """Broadcast field -> version held; a field not named is at version 0."""
@@ -150,7 +149,7 @@ class ClientStore:
         self, states: Mapping[int, Any], cohort: Sequence[int], held: Mapping[str, int]
     ) -> None:
         """Takes over a finished round: new states, and what its broadcast left with the cohort."""
-        if isinstance(states, Stacked) and self._replaced_by(states.keys()):
+        if isinstance(states, Stacked) and self._replaced_by({*states}):
             self._older, self._latest = {}, states
         else:
             self._older |= self._latest
