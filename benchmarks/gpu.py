@@ -26,6 +26,7 @@ import torch
 
 import fedlamb as fl
 from fedlamb.local_round import local_round
+from fedlamb.reproduce.results import revision
 from fedlamb.simulate.loop import Autograd
 from fedlamb.simulate.stacked import pooled
 from fedlamb.simulate.stacked.convolution import correlate, input_gradient, weight_gradient
@@ -224,7 +225,8 @@ def main() -> None:
         spread = f"(n = {len(seconds)}, {low:.2f} to {high:.2f})"
         print(f"{name:9} {how:30} {middle:9.2f} ms {spread} {memory:.2f} GiB", flush=True)
         if given.log:
-            facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            gpu = torch.cuda.get_device_name()
+            facts = {"gpu": gpu, "torch": torch.__version__, "revision": revision()}
             given.log.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fedlamb.reproduce.results import revision
+
 SETS = ("mnist", "fashion_mnist", "cifar10", "tiny_imagenet")
 LOAD = """
 import json, resource, sys, time
@@ -66,6 +68,7 @@ def main() -> None:
         "command": f"python benchmarks/loading.py --data-root DATA --repeats {given.repeats}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "python": platform.python_version(),
+        "revision": revision(),
         "loads": found,
     }
     path = Path(__file__).parent / "logs/loading.json"

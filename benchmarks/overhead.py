@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 import fedlamb as fl
+from fedlamb.reproduce.results import revision
 
 ALGORITHMS = {
     "fed-sgd": fl.FedSGD(lr=0.1),
@@ -102,6 +103,7 @@ def main() -> None:
 
     result: dict[str, Any] = {
         "machine": platform.machine(),
+        "revision": revision(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "repeats": options.repeats,

@@ -13,6 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedlamb.records import environment
+from fedlamb.reproduce.results import revision
+
 ONE = """
 import json, resource, sys
 import torch
@@ -61,7 +64,8 @@ def main() -> None:
     )
     print(f"ratio of the medians: {many / few:.3f}")
     if given.log:
-        log = {"rounds": given.rounds, "ratio": many / few, "runs": found}
+        facts = {"environment": environment(), "revision": revision()}
+        log = {**facts, "rounds": given.rounds, "ratio": many / few, "runs": found}
         given.log.write_text(json.dumps(log, indent=1) + "\n")
 
 

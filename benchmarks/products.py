@@ -22,6 +22,7 @@ import torch
 from simulators import processor
 from torch import Tensor
 
+from fedlamb.reproduce.results import revision
 from fedlamb.tasks import linear
 
 ROWS, INPUTS, OUTPUTS, CALLS = 128, 784, 200, 10
@@ -67,7 +68,14 @@ def main() -> None:
     print("fedlamb takes", "oneDNN" if linear._IS_FASTER else "MKL")
     machine = {"processor": processor(), "vectors": vectors, "torch": torch.__version__}
     args.log.write_text(
-        json.dumps({"machine": machine, "oneDNN": linear._IS_FASTER, "microseconds": microseconds})
+        json.dumps(
+            {
+                "machine": machine,
+                "revision": revision(),
+                "oneDNN": linear._IS_FASTER,
+                "microseconds": microseconds,
+            }
+        )
         + "\n"
     )
 

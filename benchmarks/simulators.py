@@ -36,6 +36,7 @@ import numpy as np
 import torch
 
 import fedlamb as fl
+from fedlamb.reproduce.results import revision
 
 HERE = Path(__file__).resolve().parent
 TORCH = ["torch==2.13.0"]
@@ -366,6 +367,7 @@ def main() -> None:
             "vectors": torch.backends.cpu.get_cpu_capability(),
         },
         "python": platform.python_version(),
+        "revision": revision(),
         "environments": ENVIRONMENTS,
         "runs": runs,
     }

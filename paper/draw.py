@@ -13,8 +13,10 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -88,7 +90,8 @@ def draw_figure(figure: str, panels: Sequence[Panel], results: Results, folder: 
 
 def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
     """One panel: its curves, or where eps is what they differ in, what each comes to over eps."""
-    axis.set_title(heading(panel, results).replace(" (", "\n("), fontsize=9)
+    title = heading(panel, results).replace(" (", "\n(").split("\n")
+    axis.set_title("\n".join(map(partial(fill, width=52), title)), fontsize=9)
     axis.set_ylabel("test accuracy, %", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.3)
@@ -104,6 +107,10 @@ def draw_panel(axis: Any, panel: Panel, results: Results) -> None:
         return
     (_draw_over_eps if over_eps else _draw_over_rounds)(axis, drawn)
     axis.legend(fontsize=6.5, loc="lower right")
+    run = _methods(curve for curve, _ in drawn)
+    if missing := [method for method in _methods(panel.curves) if method not in run]:
+        said = f"not run: {', '.join(missing)}"
+        axis.text(0.02, 0.97, said, va="top", fontsize=6.5, transform=axis.transAxes)
 
 
 def _draw_over_rounds(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> None:
@@ -113,11 +120,14 @@ def _draw_over_rounds(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> N
     highest = max(best)
     for (curve, lines), rounds, own in zip(drawn, of_rounds, best, strict=True):
         number = of_method[curve.method] = of_method.get(curve.method, -1) + 1
-        below = ", below the axis" if own < highest - SHOWN else ""
-        label = f"{curve.label} (n = {len(lines)}{below})"
+        low = highest - SHOWN
+        ends = "ends below the axis" if 100 * mean(rounds[-1]) < low else ""
+        below = "below the axis" if own < low else ends
+        label = f"{curve.label} (n = {len(lines)}{', ' if below else ''}{below})"
         dashes = DASHES[number % len(DASHES)]
         _line(axis, range(1, len(rounds) + 1), rounds, curve.method, label, linestyle=dashes)
     axis.set_ylim(max(0.0, highest - SHOWN), min(100.0, highest + 1))
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _draw_over_eps(axis: Any, drawn: Sequence[tuple[Curve, list[Line]]]) -> None:
@@ -152,10 +162,9 @@ def tables(results: Results, out: Path) -> Iterable[str]:
             for select in selects:
                 rows = list(_rows(results, panel, select))
                 if rows:
-                    chosen = "best test accuracy" if select == "test" else "validation"
                     where = f"[log]({there}/{results.path(panel).name})"
                     yield f"\n## {panel.id}: {heading(panel, results)}\n"
-                    yield f"Chosen by {chosen}. {where},"
+                    yield f"{_choice(results, panel, select)}. {where},"
                     yield f"`{command(panel, results, select)}`.\n"
                     heads = [f"rounds to {100 * t:.0f} %" for t in TARGETS]
                     names = ["method", "chosen", "best", "final", *heads, "seeds", "tuning runs"]
@@ -170,6 +179,8 @@ def heading(panel: Panel, results: Results) -> str:
     """The panel's title, and what must be known beside it."""
     notes = [NOTES.get(panel.settings["data"]["name"], "")]
     rounds = rounds_of(list(results.trials(panel).values()))
+    if rounds and panel.rates_from and not _searched(results, panel, "test"):
+        notes.append(f"rates of {panel.rates_from.split('/')[1]}")
     if 0 < rounds < panel.rounds:
         notes.append(f"only {rounds} of {panel.rounds} rounds yet")
     notes = [note for note in notes if note]
@@ -180,15 +191,35 @@ def command(panel: Panel, results: Results, select: Select) -> str:
     """What runs a panel as it was run."""
     trials = results.trials(panel)
     rounds = rounds_of(list(trials.values()))
-    tune = any(_tuned(of_curve(trials, curve, select)) for curve in panel.curves)
+    tune = _searched(results, panel, select)
     seeds = max(len(chosen_lines(results, panel, curve, select)) for curve in panel.curves)
+    run = _methods(c for c in panel.curves if chosen_lines(results, panel, c, select))
     more = [
+        f"-m {','.join(run)}" if run != _methods(panel.curves) else "",
         "--tune" if tune else "",
         "--select validation" if select == "validation" else "",
         f"--seeds {seeds}" if seeds < SEEDS and not tune else "",
         f"--rounds {rounds}" if rounds < panel.rounds else "",
     ]
     return " ".join(["fedlamb reproduce", panel.figure, "--panel", panel.name, *filter(None, more)])
+
+
+def _methods(curves: Iterable[Curve]) -> list[str]:
+    return list(dict.fromkeys(curve.method for curve in curves))
+
+
+def _choice(results: Results, panel: Panel, select: Select) -> str:
+    """Where the rates come from."""
+    if _searched(results, panel, select):
+        return f"Chosen by {'best test accuracy' if select == 'test' else 'validation'}"
+    lender = panel.tuned_as or panel.rates_from
+    return f"Not tuned: rates of {lender}" if lender else "Not tuned: rates as the package has them"
+
+
+def _searched(results: Results, panel: Panel, select: Select) -> bool:
+    """Whether any of a panel's rates were searched for."""
+    trials = results.trials(panel)
+    return any(_tuned(of_curve(trials, curve, select)) for curve in panel.curves)
 
 
 def _tuned(lines: Sequence[Line]) -> bool:
@@ -212,10 +243,10 @@ def _rows(results: Results, panel: Panel, select: Select) -> Iterable[str]:
             continue
         values = lines[0]["values"]
         rates = ", ".join(f"{k} = {v}" for k, v in values.items() if k not in curve.fixed)
-        edges = _edges(curve.grid(panel.narrow), values)
-        edge = f" (edge of the grid: {', '.join(edges)})" if edges else ""
         own = of_curve(trials, curve, select)
         tuned = _tuned(own)
+        edges = _edges(curve.grid(panel.narrow), values) if tuned else []
+        edge = f" (edge of the grid: {', '.join(edges)})" if edges else ""
         yield _row(
             [
                 curve.label,

@@ -97,6 +97,38 @@ def test_they_agree_with_batch_norm_where_sizes_are_equal(method: Any) -> None:
         torch.testing.assert_close(buffer, two.buffers[name], rtol=1e-9, atol=1e-9)
 
 
+class Decides(nn.Module):
+    """Goes by a number that it finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(256, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x.flatten(1) if float(x.norm()) > 0 else x.flatten(1) + 1)
+
+
+class Chooses(Decides):
+    """Has as many rows as it finds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x.flatten(1)[x.flatten(1).isfinite().all(1)].view(-1, 256))
+
+
+@pytest.mark.parametrize("build", [Decides, Chooses])
+def test_what_vmap_cannot_do_is_refused_by_name(build: type[nn.Module]) -> None:
+    said = r"executor = 'vectorised': cannot run this model .*vmap.*\); use executor='loop'$"
+    run = image_run(METHODS["fed-lamb"], "vectorised", build)
+    with pytest.raises(fl.SettingError, match=said):
+        next(run)
+    trials = fl.sweep(
+        METHODS["fed-sgd"], run.task, grid={"lr": [0.1, 0.2]}, clients=fl.iid(60, 4), rounds=1
+    )
+    with pytest.raises(fl.SettingError, match=said):
+        next(trials)
+    next(image_run(METHODS["fed-lamb"], "loop", build))
+
+
 def test_ragged_clients_with_batch_norm_are_refused_by_name() -> None:
     clients = [range(20), range(20, 47), range(47, 60)]
     run = image_run(METHODS["fed-lamb"], "vectorised", with_batch_norm, clients=clients)

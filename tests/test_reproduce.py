@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +400,8 @@ def test_tuned_rates_are_taken_curve_by_curve_and_the_best_known_are_kept(
     results.append(small, line(0.5, *[0.9] * 10))
     best = {"fig2/digits": {"test": {"fed-sgd": {"lr": 0.5}}}}
     assert (study.tuned_table(results, 1), study.tuned_table(results, 2)) == (best, {})
+    monkeypatch.setattr(study, "PANELS", (replace(small, narrow=True),))
+    assert study.tuned_table(results, 2) == best  # a large model's with the seeds that there are
     assert study.chosen_values(small, small.curves[0], "test", 1, results) is None  # more go on
     for lr in (0.1, 0.3):
         results.append(small, line(lr, *[0.8] * 10))
@@ -494,6 +496,10 @@ def test_every_figure_is_drawn_from_the_logs_alone(tmp_path: Path) -> None:
             results.append(panel, run)
     results.append(panel, {**line(0.01, *[0.5] * 10), "method": "fed-ams"})
     results.append(panel, {**line(0.01, *[0.5] * 50), "method": "mime"})
+    results.append(panel, {**line(0.01, *[0.9] * 49, 0.1), "method": "mime-lamb"})
+    resnet = panels_of("fig4", "tiny-resnet18")[0]
+    few = {**line(0.05, 0.1, 0.2), "values": {"lr": 0.05, **resnet.curves[2].fixed}}
+    results.append(resnet, few)
     lazy = panels_of("fig5", "mnist-cnn-lazy")[0]
     values = {"lr": 0.01, "weight_decay": 0.0, "sync_every": 3}
     results.append(lazy, {**line(0.01, *[0.5] * 4), "method": "fed-lamb", "values": values})
@@ -504,22 +510,32 @@ def test_every_figure_is_drawn_from_the_logs_alone(tmp_path: Path) -> None:
         [sys.executable, str(script), *options], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert {p.name for p in (tmp_path / "figures").iterdir()} == {
-        "fig2.png", "fig2.svg", "fig5.png", "fig5.svg", "front.png", "front.svg"
-    }  # fmt: skip
+    figures = product(("fig2", "fig4", "fig5", "front"), (".png", ".svg"))
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {*map("".join, figures)}
     drawn = (tmp_path / "figures" / "fig2.svg").read_text()
     assert "fed-sgd (n = 3)" in drawn
     assert drawn.count("not run yet") == 5
     assert "mime (n = 1, below the axis)" in drawn
+    assert "mime-lamb (n = 1, ends below the axis)" in drawn
+    assert drawn.count("not run: fed-lamb, fed-ams, adp-fed") == 1
     table = (tmp_path / "tables.md").read_text()
     left = "(**not final**: 9 or more tuning runs left)"
     assert f"| fed-sgd | lr = 0.5 (edge of the grid: lr) {left} |" in table
     assert "96.90 ± 0.10 % | 96.90 ± 0.10 % | 1 | 1 | 3 | 6 |" in table
     assert "\nNot shown, since it has run for fewer rounds: fed-ams.\n" in table
     assert "[log](results/fig2-mnist-mlp-1.jsonl)" in table
-    assert "`fedlamb reproduce fig2 --panel mnist-mlp-1 --tune`" in table
+    run = "`fedlamb reproduce fig2 --panel mnist-mlp-1 -m fed-sgd,mime-lamb,mime --tune`"
+    assert f"Chosen by best test accuracy. [log](results/fig2-mnist-mlp-1.jsonl),\n{run}" in table
     # What was run with rates that were given has not been tuned.
-    assert "`fedlamb reproduce fig5 --panel mnist-cnn-lazy --seeds 1 --rounds 4`" in table
+    assert (
+        "(half of the training set, rates of cifar10-resnet18, only 2 of 100 rounds yet)" in table
+    )
+    assert "\nNot tuned: rates of fig4/cifar10-resnet18. [log]" in table
+    assert "| fed-sgd | lr = 0.05 | 20.00 %" in table
+    assert "\nNot tuned: rates of fig3/mnist-cnn-1. [log]" in table
+    assert (
+        "`fedlamb reproduce fig5 --panel mnist-cnn-lazy -m fed-lamb --seeds 1 --rounds 4`" in table
+    )
     assert "lr = 0.01, weight_decay = 0.0 | 50.00 % | 50.00 % | – | – | 1 | – |" in table
     now = [p.stat().st_mtime_ns for p in sorted(script.parent.glob("figures/*"))]
     assert now == drawn_before  # elsewhere, nothing is touched

@@ -222,7 +222,7 @@ def _say_what(wanted: list[Wanted], place: Results, engine: dict[str, Any], work
     if engine["compile"] and where == "this CPU":
         about.append("Timed without compiling.")
     if "grid" in stages_now:
-        about.append("Five points of each grid are reckoned to go on.")
+        about.append("Five points of each grid, of ResNet-18's two, are reckoned to go on.")
     if "whole" in stages_now:
         about.append("Rates beside the best whole run, and the best under more seeds, may follow.")
     console.print(" ".join(about))

@@ -207,13 +207,15 @@ def chosen_values(
 
 def tuned_table(results: Results, seeds: int) -> dict[str, Any]:
     """What `tuned.json` holds, from results: panel -> how it was chosen -> curve -> values. The
-    best known, with so many seeds; some of the tuning may be left to run."""
+    best known, with so many seeds, of a narrow panel with one; some of the tuning may be left to
+    run."""
     table: dict[str, Any] = {}
     selects: tuple[Select, ...] = ("test", "validation")
     for panel, select in product(PANELS, selects):
         for curve in () if panel.tuned_as else panel.curves:
             lines = of_curve(results.trials(panel), curve, select)
             choice = choose(lines, panel.rounds, select)
-            if choice and len(final_lines(lines, choice.values, panel.rounds, seeds)) == seeds:
+            least = 1 if panel.narrow else seeds
+            if choice and len(final_lines(lines, choice.values, panel.rounds, seeds)) >= least:
                 table.setdefault(panel.id, {}).setdefault(select, {})[curve.label] = choice.values
     return table

@@ -6,7 +6,9 @@ sizes are padded by rows of weight 0; where all are equal, nothing is padded.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -180,7 +182,8 @@ class Stack:
                     for t, q in zip(trials, queues, strict=True)
                 ]
                 try:
-                    found = self._together(part, family, compile)
+                    with _said_of_vmap():
+                        found = self._together(part, family, compile)
                 except torch.OutOfMemoryError as error:
                     self._at_once = self._halved(count, error)
                     continue
@@ -224,7 +227,8 @@ class Stack:
 
     def measure(self, states: Sequence[tuple[Tree, Tree]]) -> list[dict[str, Tensor]]:
         """What the task measures of these (params, buffers), all at once."""
-        return self.task.measure_many(states, self._gradients.model)
+        with _said_of_vmap():
+            return self.task.measure_many(states, self._gradients.model)
 
     def measure_one(self, params: Tree, buffers: Tree) -> dict[str, Tensor]:
         """The same of one."""
@@ -281,6 +285,19 @@ class Stack:
         }
         _, together, flags = messages[0]
         return inputs, Form(family.algorithm, together, flags, structure, schedule)
+
+
+@contextmanager
+def _said_of_vmap() -> Iterator[None]:
+    """What vmap cannot do becomes an error that names the executor that can."""
+    try:
+        yield
+    except RuntimeError as error:
+        said, *_ = re.split(r"[.;] ", str(error))
+        if "vmap" not in said and "atching rule" not in said:
+            raise
+        right = f"cannot run this model or algorithm ({said}); use executor='loop'"
+        raise SettingError("executor", "vectorised", right) from error
 
 
 class _Chunk(NamedTuple):
