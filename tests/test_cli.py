@@ -198,10 +198,15 @@ def test_a_sweep_gives_what_separate_runs_give_and_goes_on_where_it_was(tmp_path
     assert drawn.stdout.splitlines()[:7] == again.stdout.splitlines()[-9:-2]
     assert drawn.stdout.count("    2 │") == 2  # seeds of each point
     assert "lr = 0.03" in (tmp_path / "s/report.html").read_text()
+    assert "below its best" not in drawn.stdout
     resumed = command("resume", f"{tmp_path}/s")  # nothing is left of it
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout == drawn.stdout + f"Sweep folder: {tmp_path}/s\n"
     assert command("resume", f"{tmp_path}/s", "--workers", "2").returncode == 2
+    lower = [{**x, "final_accuracy": x["best_accuracy"] - 0.3} for x in lines]
+    log.write_text("".join(json.dumps(x) + "\n" for x in lower))
+    told = command("report", f"{tmp_path}/s").stdout
+    assert "The first of them ends 30 points below its best; a lower rate" in told
 
 
 def test_a_run_that_ends_far_below_its_best_says_what_may_keep_it(tmp_path):
@@ -380,6 +385,8 @@ BAD_CALLS = {
     "split too fine": (("data", "split", "digits", "-n", "999"), "split.clients = 999: needs 1998"),
     "page of a split": (("data", "split", "digits", "-o", "x.png"), "'x.png': must end with .html"),
     "unknown method": (("run", "-m", "fed-lamp"), "method = 'fed-lamp': is unknown; did you mean"),
+    "a class": (("run", "-m", "FedLAMB"), "'FedLAMB': is unknown; did you mean 'fed-lamb'?"),
+    "two methods": (("run", "-m", "mime,fed-sgd"), "fedlamb compare -m mime,fed-sgd runs several"),
     "unknown methods": (("compare", "-m", "fed-avg"), "methods = 'fed-avg': is unknown"),
     "unknown preset": (("run", "-p", "mnist9"), "preset = 'mnist9': is unknown"),
     "unknown key": (("run", "-s", "federation.clients=3"), "federation.clients = 3: is no setting"),

@@ -33,7 +33,8 @@ def whole_number(setting: str, value: Any, least: int) -> int:
 def unknown_name(setting: str, value: object, known: Iterable[str]) -> SettingError:
     """The error for a name that is not in a table; suggests the nearest one."""
     names = list(known)
-    near = get_close_matches(str(value), names, n=1)
+    text = str(value)
+    near = get_close_matches(text, names, n=1) or get_close_matches(text.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return SettingError(setting, value, f"is unknown; {hint}known are {', '.join(names)}")
 

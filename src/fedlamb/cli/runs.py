@@ -91,6 +91,9 @@ def run(
     if not method:
         there = list(load_experiment(preset).algorithms)
         method = there[0] if len(there) == 1 else "fed-lamb"
+    if "," in method:
+        right = f"is one method of run; fedlamb compare -m {method} runs several side by side"
+        raise SettingError("method", method, right)
     if method not in ALGORITHMS:
         raise unknown_name("method", method, ALGORITHMS)
     changed = with_options(of_method(method, changes or ()), data_root, device, workers)
@@ -265,7 +268,7 @@ def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None
         if s.status == "interrupted":
             console.print(f"{s.method}: {s.rounds} of {experiment.federation.rounds} rounds done")
         lost = (s.best_accuracy or 0.0) - (s.final_accuracy or 0.0)
-        if s.status == "finished" and lost > _LOST:
+        if s.status == "finished" and lost > LOST:
             of = f"-s algorithms.{s.method}"
             console.print(
                 f"{s.method}: ends {100 * lost:.0f} points below its best; a lower rate or a "
@@ -285,4 +288,4 @@ def show(experiment: Experiment, folder: Path, summaries: list[Summary]) -> None
         console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)
 
 
-_LOST = 0.1  # of accuracy, from a run's best round to its last
+LOST = 0.1  # of accuracy, from a run's best round to its last

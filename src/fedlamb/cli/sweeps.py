@@ -25,7 +25,7 @@ from ..settings import Experiment, build_algorithm, load_experiment, plain_value
 from ..simulate.sweep import Together
 from .display import console, decoding, progress, stop_at_once
 from .options import Changes, DataRoot, Device, Out, Preset, of_method, with_options
-from .runs import new_name
+from .runs import LOST, new_name
 
 
 def sweep(
@@ -251,6 +251,9 @@ def show_sweep(folder: Path) -> None:
     for point in points[:_SHOWN]:
         table.add_row(*point.cells())
     console.print(table)
+    if points[0].lost > LOST:
+        lost = f"The first of them ends {100 * points[0].lost:.0f} points below its best"
+        console.print(f"{lost}; a lower rate or a schedule may keep it", soft_wrap=True)
     if page.available():
         write_sweep_page(folder / "report.html", facts, trials)
         console.print(f"Report: {folder / 'report.html'}", soft_wrap=True)

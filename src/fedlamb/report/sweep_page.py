@@ -26,6 +26,11 @@ class Ranked(NamedTuple):
         """The best accuracy under each seed."""
         return [trial["best_accuracy"] or 0.0 for trial in self.trials]
 
+    @property
+    def lost(self) -> float:
+        """How far its last accuracy lies below its best, in the mean over seeds."""
+        return mean(self.best) - mean(trial["final_accuracy"] or 0.0 for trial in self.trials)
+
     def cells(self) -> tuple[str, ...]:
         """Of a table, in the order of `headings`."""
         final = spread([trial["final_accuracy"] or 0.0 for trial in self.trials], 1)
